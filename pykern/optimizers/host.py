@@ -16,7 +16,16 @@ from ..modes import no_grad
 from ..pipeline.pipeline import Pipeline
 from ..runtime.stage.stage import Stage
 from ..tensors.dtensor import is_dtensor
-from .inner import copy_settings, groups_of, loss_of, require_one_by_one, show_state, with_settings
+from .inner import (
+    copy_settings,
+    groups_of,
+    loss_of,
+    require_one_by_one,
+    show_state,
+    take_settings,
+    take_state,
+    with_settings,
+)
 from .mirror import Mirror, StageMirrors
 
 _HOST = torch.device("cpu")
@@ -118,11 +127,12 @@ class HostOptimizer(Optimizer):
 
         Raises:
             TypeError: a gradient is not dense. Nothing has been stepped.
+            ValueError: parameters were moved between groups. Nothing has been stepped.
         """
         loss = loss_of(closure)
         for part in self._parts:
             part.require_dense()
-        copy_settings(self.param_groups, to=self._inner.param_groups)
+        self._follow()
         try:
             # Parts are fetched in the order in which backwards end.
             for part in reversed(self._parts):
@@ -132,7 +142,7 @@ class HostOptimizer(Optimizer):
         finally:
             for part in self._parts:
                 part.join()
-        self._link_state()
+            self._link_state()
         return loss
 
     def _step_part(self, part: StageMirrors) -> None:
@@ -145,11 +155,20 @@ class HostOptimizer(Optimizer):
 
     def _link_state(self) -> None:
         """Makes `state` show the optimizer state by the pipeline's parameters."""
-        stepped = ((parameter, mirror.master) for parameter, mirror in self._mirrors.items())
-        show_state(self, self._inner.state, stepped)
+        show_state(self, self._inner.state, self._masters().items())
+
+    def _follow(self) -> None:
+        """Makes the inner optimizer follow what the user has changed in groups and `state`."""
+        masters = self._masters()
+        take_settings(self, self._inner.param_groups, masters)
+        take_state(self, self._inner.state, masters.items())
+
+    def _masters(self) -> dict[Tensor, Tensor]:
+        return {parameter: mirror.master for parameter, mirror in self._mirrors.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The state, as for any optimizer, with the `master` of each half-precision parameter."""
+        self._follow()
         packed = super().state_dict()
         in_order = (each for group in self.param_groups for each in group["params"])
         for index, parameter in enumerate(in_order):
@@ -165,6 +184,7 @@ class HostOptimizer(Optimizer):
 
     def whole(self) -> OptimizerState:
         """The state by the pipeline's parameters, with masters."""
+        self._follow()
         state = {each: self._entries(mirror) for each, mirror in self._mirrors.items()}
         kept = {parameter: entries for parameter, entries in state.items() if entries}
         return OptimizerState(type(self._inner), self.param_groups, kept)
@@ -172,7 +192,7 @@ class HostOptimizer(Optimizer):
     def own(self) -> OptimizerState:
         """The state into which a checkpoint is loaded."""
         inner = self._inner
-        copy_settings(self.param_groups, to=inner.param_groups)
+        self._follow()
         return OptimizerState(type(inner), inner.param_groups, inner.state, self._stepped)
 
     def _entries(self, mirror: Mirror) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,45 @@ def copy_settings(given: Iterable[Group], to: Iterable[Group]) -> None:
     """Copies the settings of the given groups to other groups."""
     for one, other in zip(given, to, strict=True):
         other.update(settings_of(one))
+
+
+def take_settings(
+    optimizer: Optimizer, inner: Sequence[Group], stepped: Mapping[Any, Tensor]
+) -> None:
+    """Gives the inner optimizer's groups the settings of the optimizer's groups.
+
+    Args:
+        optimizer: the outer optimizer.
+        inner: the groups of the inner optimizer.
+        stepped: the inner optimizer's tensor for each parameter.
+
+    Raises:
+        ValueError: the user has moved parameters between groups, or has removed some.
+    """
+    here = [[id(stepped.get(p)) for p in group["params"]] for group in optimizer.param_groups]
+    if here != [[id(one) for one in group["params"]] for group in inner]:
+        raise ValueError(
+            "param_groups must keep their parameters, got groups with others. Make another "
+            f"{type(optimizer).__name__}, or call add_param_group"
+        )
+    copy_settings(optimizer.param_groups, to=inner)
+
+
+def take_state(
+    optimizer: Optimizer, kept: MutableMapping[Any, Any], stepped: Iterable[tuple[Tensor, Tensor]]
+) -> None:
+    """Makes the inner optimizer's state what `state` shows, which the user may have changed.
+
+    Args:
+        optimizer: as in `show_state`.
+        kept: as in `show_state`.
+        stepped: as in `show_state`.
+    """
+    for parameter, one in stepped:
+        if parameter in optimizer.state:
+            kept[one] = optimizer.state[parameter]
+        else:
+            kept.pop(one, None)
 
 
 def show_state(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -19,10 +18,19 @@ from ..parallel.peers.errors import shown
 from ..parallel.peers.texts import text_of
 from ..pipeline.pipeline import Pipeline
 from ..plan.files.typed_json import from_text, to_text
-from ..tensors.dtensor import is_dtensor, local
+from ..tensors.dtensor import local
 from .clipping import clip_by, norm_of, require_norm, shared_out
 from .gathering import states_of_all
-from .inner import copy_settings, groups_of, loss_of, show_state, with_settings
+from .inner import (
+    copy_settings,
+    groups_of,
+    loss_of,
+    show_state,
+    take_settings,
+    take_state,
+    with_settings,
+)
+from .shards import part_of, parts_of_whole, stepped_part, zero_redundancy_optimizer
 from .zero_refusals import data_of, require_steppable
 
 
@@ -69,7 +77,7 @@ class ZeroOptimizer(Optimizer):
         locals_ = [self._locally(group) for group in groups]
         require_steppable(optimizer_class, list(self._local_of.values()))
         # The partition of parameters over processes is private to torch's optimizer.
-        self._zero: Any = _sharded()(
+        self._zero: Any = zero_redundancy_optimizer()(
             locals_, optimizer_class, process_group=self._data.group, **defaults
         )
         inner = self._zero.optim
@@ -79,7 +87,7 @@ class ZeroOptimizer(Optimizer):
     def _locally(self, group: dict[str, Any]) -> dict[str, Any]:
         """The same group, with the stepped tensors in place of the parameters."""
         for parameter in group["params"]:
-            self._local_of[parameter] = _local(parameter)
+            self._local_of[parameter] = stepped_part(parameter)
         return group | {"params": [self._local_of[each] for each in group["params"]]}
 
     def _share_out(self) -> None:
@@ -121,17 +129,20 @@ class ZeroOptimizer(Optimizer):
             closure: computes the gradients first; its result is returned.
 
         Raises:
+            ValueError: parameters were moved between groups. Nothing has been stepped.
             PeerError: a process is gone, or has not come in time.
         """
         loss = loss_of(closure)
-        copy_settings(self.param_groups, to=self._zero.param_groups)
+        self._follow()
         for parameter in self._owned:
             if parameter is not self._local_of[parameter]:
                 gradient = parameter.grad
                 self._local_of[parameter].grad = None if gradient is None else local(gradient)
-        with self._data.talking():
-            self._zero.step()
-        self._link_state()
+        try:
+            with self._data.talking():
+                self._zero.step()
+        finally:
+            self._link_state()
         return loss
 
     def clip_grad_norm_(
@@ -176,11 +187,38 @@ class ZeroOptimizer(Optimizer):
 
     def _link_state(self) -> None:
         """Makes `state` show this process's share, by the pipeline's parameters."""
-        stepped = ((parameter, self._local_of[parameter]) for parameter in self._owned)
-        show_state(self, self._zero.optim.state, stepped)
+        show_state(self, self._zero.optim.state, self._stepped())
+
+    def _follow(self) -> None:
+        """Makes the inner optimizer follow what the user has changed in groups and `state`."""
+        take_settings(self, self._zero.param_groups, self._local_of)
+        take_state(self, self._zero.optim.state, self._stepped())
+
+    def _stepped(self) -> list[tuple[Tensor, Tensor]]:
+        return [(parameter, self._local_of[parameter]) for parameter in self._owned]
+
+    def _numbers(self) -> list[int]:
+        """The numbers of this process's parameters among those of all groups."""
+        owned = set(self._owned)
+        in_order = (each for group in self.param_groups for each in group["params"])
+        return [number for number, parameter in enumerate(in_order) if parameter in owned]
+
+    def state_dict(self) -> dict[str, Any]:
+        """This process's share, and as `owned` the numbers of this process's parameters."""
+        self._follow()
+        return {**super().state_dict(), "owned": self._numbers()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads this process's share from its `state_dict`, or a plain optimizer's state."""
+        """Loads this process's share from its `state_dict`, or a plain optimizer's state.
+
+        Raises:
+            ValueError: the share is of a process with other parameters. Nothing has been changed.
+        """
+        if missing := set(mine := self._numbers()).difference(state_dict.get("owned", mine)):
+            raise ValueError(
+                "state_dict must be the share of this process, got one without parameters "
+                f"{sorted(missing)}. Save the run by pykern.checkpoint.save, in every process"
+            )
         self._zero.load_state_dict({**state_dict, "state": dict(state_dict["state"])})
         self.adopt()
 
@@ -192,7 +230,7 @@ class ZeroOptimizer(Optimizer):
             CheckpointError: the process that writes the file has failed.
             PeerError: a process is gone, or has not come in time.
         """
-        copy_settings(self.param_groups, to=self._zero.param_groups)
+        self._follow()
         with self._data.talking():
             states, failure = states_of_all(self._zero.optim.state_dict(), self._data.control)
         outcome = ""
@@ -220,12 +258,12 @@ class ZeroOptimizer(Optimizer):
         """The state of all processes; complete within `saving`, in the process that writes."""
         indexed = self._zero.state_dict()["state"]
         in_order = [each for group in self.param_groups for each in group["params"]]
-        state = {in_order[i]: _parts_of_whole(in_order[i], of) for i, of in indexed.items()}
+        state = {in_order[i]: parts_of_whole(in_order[i], of) for i, of in indexed.items()}
         return OptimizerState(self._kind, self.param_groups, state)
 
     def own(self) -> OptimizerState:
         """The state into which this process's share of a checkpoint is loaded."""
-        copy_settings(self.param_groups, to=self._zero.param_groups)
+        self._follow()
         owned = {id(parameter) for parameter in self._owned}
         return OptimizerState(
             self._kind,
@@ -239,7 +277,7 @@ class ZeroOptimizer(Optimizer):
         """Shows the loaded state, and keeps only this process's parts of DTensors."""
         kept = self._zero.optim.state
         for stepped, entries in kept.items():
-            kept[stepped] = {key: _part(value) for key, value in entries.items()}
+            kept[stepped] = {key: part_of(value) for key, value in entries.items()}
         copy_settings(self._zero.param_groups, to=self.param_groups)
         self._link_state()
 
@@ -253,41 +291,3 @@ class ZeroOptimizer(Optimizer):
             "a ZeroOptimizer cannot be copied or pickled, because it belongs to a group of "
             "processes. Save the run by pykern.checkpoint.save"
         )
-
-
-def _sharded() -> Any:
-    """Torch's optimizer, whose package takes most of a second to import."""
-    with warnings.catch_warnings():
-        # The package compiles other optimizers, not used here, in a way that torch has deprecated.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415 - see above
-    return ZeroRedundancyOptimizer
-
-
-def _local(parameter: nn.Parameter) -> nn.Parameter:
-    if not is_dtensor(parameter):
-        return parameter
-    return nn.Parameter(local(parameter.detach()), requires_grad=parameter.requires_grad)
-
-
-def _parts_of_whole(parameter: Tensor, entries: dict[str, Any]) -> dict[str, Any]:
-    """The state of a parameter; if the parameter is a DTensor, as parts of DTensors."""
-    if not is_dtensor(parameter):
-        return entries
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - takes long
-
-    like: Any = parameter
-
-    def sharded(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.shape != local(parameter).shape:
-            return value
-        there = value.to(parameter.device)
-        return DTensor.from_local(
-            there, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
-        )
-
-    return {key: sharded(value) for key, value in entries.items()}
-
-
-def _part(value: Any) -> Any:
-    return local(value) if isinstance(value, Tensor) else value

@@ -180,6 +180,44 @@ def test_schedulers_groups_and_closures() -> None:
         assert optimizers[0].param_groups[1]["lr"] == schedulers[0].get_last_lr()[1]
 
 
+def test_state_that_the_user_changes_counts() -> None:
+    """The state is cleared, as after a warm-up; later a parameter's is doubled."""
+    model, plain = twins(mlp())
+    with pipeline(model) as pipe:
+        ours = HostOptimizer(pipe, torch.optim.AdamW, lr=0.1)
+        theirs = torch.optim.AdamW(plain.parameters(), lr=0.1)
+        for number in range(4):
+            x, y = batch()
+            pipe.step(x, target=y)
+            plain_loop_step(plain, x, y)
+            pairs: list[tuple[nn.Module, Any]] = [(pipe, ours), (plain, theirs)]
+            for root, optimizer in pairs:
+                if number == 1:
+                    optimizer.state.clear()
+                    assert not optimizer.state_dict()["state"]
+                if number == 3:
+                    entries = optimizer.state[next(root.parameters())]
+                    entries["exp_avg"] = entries["exp_avg"] * 2
+                optimizer.step()
+                optimizer.zero_grad()
+            assert_same(pipe, plain)
+
+
+def test_parameters_that_change_groups_are_refused() -> None:
+    with pipeline(mlp()) as pipe:
+        first, *others = pipe.parameters()
+        groups = [{"params": [first]}, {"params": others, "lr": 0.5}]
+        optimizer = HostOptimizer(pipe, torch.optim.SGD, groups, lr=0.1)
+        moved = optimizer.param_groups[1]["params"].pop()
+        optimizer.param_groups[0]["params"].append(moved)
+        message = "param_groups must keep their parameters, got groups with others"
+        with pytest.raises(ValueError, match=message):
+            optimizer.step()
+        del optimizer.param_groups[0]
+        with pytest.raises(ValueError, match=message):
+            optimizer.step()
+
+
 def test_parts_that_are_frozen_and_thawed() -> None:
     model, plain = twins(mlp())
     for one in (model, plain):

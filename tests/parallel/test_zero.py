@@ -229,6 +229,66 @@ def test_groups_schedulers_and_closures() -> None:
         assert all(map(torch.equal, of_process, parameters))
 
 
+def cleared(rank: int) -> list[Tensor]:
+    """The state is cleared after two of four steps."""
+    with pipeline() as pipe:
+        optimizer = ZeroOptimizer(pipe, torch.optim.AdamW, lr=0.01)
+        for number in range(4):
+            x, y = batch_of(number, rank, 8)
+            pipe.step(x, target=y)
+            if number == 2:
+                optimizer.state.clear()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [parameter.detach() for parameter in pipe.parameters()]
+
+
+def test_state_that_the_user_clears_is_gone() -> None:
+    model = nn.Sequential(*layers())
+    reference = Reference(model, NUM_MICROBATCHES, nn.functional.mse_loss)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for number in range(4):
+        reference.step([batch_of(number, rank, 8) for rank in range(2)])
+        if number == 2:
+            optimizer.state.clear()
+        optimizer.step()
+        optimizer.zero_grad()
+    for parameters in peers.run(2, cleared):
+        assert all(map(torch.equal, parameters, model.parameters()))
+
+
+def share(rank: int) -> dict[str, Any]:
+    with pipeline() as pipe:
+        optimizer = ZeroOptimizer(pipe, torch.optim.AdamW, lr=0.01)
+        x, y = batch_of(0, rank, 8)
+        pipe.step(x, target=y)
+        optimizer.step()
+        return optimizer.state_dict()
+
+
+def loaded(rank: int, shares: Sequence[dict[str, Any]]) -> list[str]:
+    """The error of each share that a process loads, in turn; empty if it is the process's own."""
+    errors = []
+    with pipeline() as pipe:
+        optimizer = ZeroOptimizer(pipe, torch.optim.AdamW, lr=0.01)
+        for one in shares:
+            try:
+                optimizer.load_state_dict(one)
+                errors.append("")
+                assert optimizer.state_dict()["state"].keys() == one["state"].keys()
+            except ValueError as error:
+                errors.append(str(error))
+    return errors
+
+
+def test_the_share_of_another_process_is_refused() -> None:
+    shares = peers.run(2, share)
+    for rank, errors in enumerate(peers.run(2, loaded, shares)):
+        assert not errors[rank]
+        assert "state_dict must be the share of this process" in errors[1 - rank]
+    assert all(peers.run(1, loaded, shares)[0])
+
+
 def tied_and_frozen(rank: int) -> list[Tensor]:
     """A weight of two stages, a bias that does not train, and one that trains later."""
     model = tied_model()
