@@ -54,8 +54,8 @@ class ZeroOptimizer(Optimizer):
         **defaults: arguments of the optimizer.
 
     Raises:
-        TypeError: the optimizer looks at all parameters at once; or parameters are of several
-            types, which torch's optimizer refuses.
+        TypeError: the optimizer looks at all parameters at once, or at whole parameters, which
+            shards are not; or parameters are of several types, which torch's optimizer refuses.
         ValueError: the pipeline has no `process_group`; stages 2 and 3, with the reason; a
             parameter is not contiguous, which it has to be to be sent.
     """
@@ -75,7 +75,7 @@ class ZeroOptimizer(Optimizer):
         # The tensor stepped for each parameter: for a DTensor, the part that this process has.
         self._local_of: dict[Tensor, nn.Parameter] = {}
         locals_ = [self._locally(group) for group in groups]
-        require_steppable(optimizer_class, list(self._local_of.values()))
+        require_steppable(optimizer_class, self._local_of)
         # The partition of parameters over processes is private to torch's optimizer.
         self._zero: Any = zero_redundancy_optimizer()(
             locals_, optimizer_class, process_group=self._data.group, **defaults

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..parallel.data.data import DataParallel
 from ..pipeline.pipeline import Pipeline
+from ..tensors.dtensor import is_dtensor
 from .inner import require_one_by_one
 
 _REASONS = {
@@ -15,6 +19,9 @@ _REASONS = {
     3: "every forward and backward of every microbatch would gather the stage's parameters again, "
     "with all other processes waiting for it; cut the model into more stages instead",
 }
+
+# Optimizers whose update of a value depends on the rest of its parameter.
+_OF_WHOLE = (torch.optim.Adafactor, torch.optim.Muon)
 
 
 def data_of(pipe: Pipeline, stage: int) -> DataParallel:
@@ -34,14 +41,28 @@ def data_of(pipe: Pipeline, stage: int) -> DataParallel:
     return pipe._data
 
 
-def require_steppable(optimizer_class: type[Optimizer], parameters: list[nn.Parameter]) -> None:
+def require_steppable(
+    optimizer_class: type[Optimizer], stepped: Mapping[Tensor, nn.Parameter]
+) -> None:
     """Refuses what processes cannot step apart, or send.
 
+    Args:
+        optimizer_class: the class of the optimizer.
+        stepped: the tensor that is stepped for each parameter of the pipeline.
+
     Raises:
-        TypeError: the optimizer looks at all parameters at once; parameters are of several types.
+        TypeError: the optimizer looks at all parameters at once, or at whole parameters of which
+            this process has parts; parameters are of several types.
         ValueError: a parameter is not contiguous.
     """
+    parameters = list(stepped.values())
     require_one_by_one(optimizer_class, "Processes step parameters separately")
+    if issubclass(optimizer_class, _OF_WHOLE) and any(map(is_dtensor, stepped)):
+        raise TypeError(
+            "optimizer_class must step each value of a parameter alone beside tensor_parallel, got "
+            f"{optimizer_class.__name__}, which takes rows and columns of whole parameters. Use "
+            "AdamW"
+        )
     dtypes = sorted({str(parameter.dtype) for parameter in parameters})
     if len(dtypes) > 1:
         raise TypeError(

@@ -89,3 +89,21 @@ def test_shards_whose_state_is_shared_out(tmp_path: Path) -> None:
         optimizer.zero_grad()
     named = {name: value.detach() for name, value in model.named_parameters()}
     assert_near(found[0][0], named, 2 * 0.01 * 2**-20)
+
+
+def of_whole_parameters(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    with pipeline(mesh["tp"], layers(DTYPE), process_group=mesh["dp"]) as pipe:
+        matrices = [parameter for parameter in pipe.parameters() if parameter.dim() == 2]
+        for kind in (torch.optim.Adafactor, torch.optim.Muon):
+            with pytest.raises(
+                TypeError,
+                match="optimizer_class must step each value of a parameter alone beside "
+                f"tensor_parallel, got {kind.__name__}",
+            ):
+                ZeroOptimizer(pipe, kind, matrices)
+
+
+def test_optimizers_of_whole_parameters_are_refused() -> None:
+    """They would take the rows and columns of a shard, with other updates."""
+    peers.run(2, of_whole_parameters)
