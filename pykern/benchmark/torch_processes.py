@@ -18,6 +18,7 @@ import torch.distributed as dist
 from ..models import next_token_loss
 from ..pipeline.pipeline import Pipeline
 from ..runtime.devices import DeviceLane, parse_devices
+from .answer import Answer
 from .gpt_task import GptTask
 from .torch_rank import SCHEDULES, RankJob, serve
 
@@ -39,8 +40,7 @@ def torch_steps(
     _refuse(lanes)
     with ExitStack() as undo:
         folder = undo.enter_context(TemporaryDirectory())
-        gradients = Path(folder, "gradients")
-        loss = _answer(task, devices, gradients)
+        answer = _answer(task, devices, Path(folder))
         pipes = []
         for rank, lane in enumerate(lanes):
             job = RankJob(
@@ -52,8 +52,7 @@ def torch_steps(
                 # As many as a worker of a `Pipeline` has.
                 num_threads=max(1, torch.get_num_threads() // len(lanes)),
                 folder=folder,
-                loss=loss,
-                gradients=str(gradients),
+                answer=answer,
                 warmups=warmups,
                 steps=steps,
             )
@@ -82,8 +81,8 @@ def _refuse(lanes: Sequence[DeviceLane]) -> None:
         )
 
 
-def _answer(task: GptTask, devices: str, file: Path) -> float:
-    """The loss of a step of a `Pipeline`; the gradients go to a file, by name."""
+def _answer(task: GptTask, devices: str, folder: Path) -> Answer:
+    """The loss and the gradients of a step of a `Pipeline`."""
     model, (x, y) = task.model(), task.batch()
     with Pipeline(
         model,
@@ -93,14 +92,16 @@ def _answer(task: GptTask, devices: str, file: Path) -> float:
         loss_fn=next_token_loss,
     ) as pipe:
         loss = pipe.step(x, target=y).item()
-    named = model.named_parameters()
-    torch.save({name: each.grad.cpu() for name, each in named if each.grad is not None}, file)
-    del model, pipe, named
+    gradients = {
+        name: each.grad for name, each in model.named_parameters() if each.grad is not None
+    }
+    answer = Answer.written(loss, gradients, folder / "gradients")
+    del model, pipe, gradients
     if torch.cuda.is_initialized():
         # The processes need the memory.
         gc.collect()
         torch.cuda.empty_cache()
-    return loss
+    return answer
 
 
 def _start(job: RankJob, undo: ExitStack) -> Connection:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -17,6 +17,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from ..models import next_token_loss
+from .answer import Answer
 from .gpt_task import GptTask
 
 # Torch's schedules, each with the stages of a rank.
@@ -39,8 +40,7 @@ class RankJob:
         backend: by which the processes talk.
         num_threads: of an operation on the CPU.
         folder: of the file by which the processes meet.
-        loss: the right one.
-        gradients: the file of the right ones, by name.
+        answer: the right loss and gradients.
         warmups: the first steps, which are not timed.
         steps: those that are timed.
     """
@@ -52,8 +52,7 @@ class RankJob:
     backend: str
     num_threads: int
     folder: str
-    loss: float
-    gradients: str
+    answer: Answer
     warmups: int
     steps: int
 
@@ -98,8 +97,9 @@ class TorchRank:
             torch.cuda.synchronize()
         return loss, time.perf_counter_ns() - start
 
-    def require(self, loss: float | None, right: float, gradients: Mapping[str, Tensor]) -> None:
-        """Raises ValueError where the first step has another loss, or other gradients."""
+    def require(self, loss: float | None, answer: Answer) -> None:
+        """Raises ValueError where the first step has another answer."""
+        right, gradients = answer.loss, answer.gradients()
         if loss is not None and not abs(loss - right) <= _TOLERANCE * abs(right):
             raise ValueError(f"the loss must be {right}, got {loss}")
         for module in self._modules:
@@ -119,8 +119,7 @@ def _times_ns(job: RankJob, name: str) -> list[int]:
     """The times of this rank's part of each step."""
     rank = TorchRank(job, name)
     loss, _ = rank.step()
-    # All processes of the machine read the same memory.
-    rank.require(loss, job.loss, torch.load(job.gradients, mmap=True))
+    rank.require(loss, job.answer)
     times = [rank.step()[1] for _ in range(job.warmups - 1 + job.steps)]
     return times[-job.steps :]
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pykern.benchmark import torch_processes
+from pykern.benchmark.answer import Answer
 from pykern.benchmark.gpt_task import GptTask
 from pykern.benchmark.torch_processes import torch_steps
 from pykern.benchmark.torch_rank import SCHEDULES, RankJob
@@ -45,15 +46,13 @@ def test_a_loss_that_is_not_pykerns_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_gradient_that_is_not_pykerns_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = torch_processes._answer
+    written = Answer.written
 
-    def changed(task: GptTask, devices: str, file: Path) -> float:
-        loss, gradients = answer(task, devices, file), torch.load(file)
+    def changed(loss: float, gradients: dict[str, Tensor], file: Path) -> Answer:
         gradients["0.tokens.weight"][3] += 1.0
-        torch.save(gradients, file)
-        return loss
+        return written(loss, gradients, file)
 
-    monkeypatch.setattr(torch_processes, "_answer", changed)
+    monkeypatch.setattr(Answer, "written", changed)
     with pytest.raises(RuntimeError, match=r"the gradient of 0.tokens.weight must be that of pyk"):
         list(torch_steps(TASK, "cpu:2", warmups=1, steps=2))
 
