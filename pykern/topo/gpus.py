@@ -164,8 +164,13 @@ def _arrives(source: Tensor, target: Tensor, sender: int) -> bool:
     """Whether bytes that repeat with no power of two are the same at the other end."""
     sent = pattern_of(sender)
     landed = target[: len(sent)].zero_()
-    landed.copy_(source[: len(sent)].copy_(sent))
+    _copied(landed, source[: len(sent)].copy_(sent))
     return torch.equal(landed.cpu(), sent)
+
+
+def _copied(into: Tensor, source: Tensor) -> None:
+    """A copy; tests put one that goes wrong in its place."""
+    into.copy_(source)
 
 
 def _rate(gpu: int, into: Tensor, source: Tensor, num_bytes: int) -> float:

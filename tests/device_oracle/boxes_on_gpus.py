@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from pykern import _C
 from pykern.benchmark import run, sections
 from pykern.cli import app
+from pykern.runtime.gpu import peers
 from pykern.topo import gpus as topo
 from pykern.topo import kernel_copy
 from tests.device_oracle.oracle import gpus
@@ -25,7 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topo, "LINK_SIZES", (SMALL, LARGE))
     monkeypatch.setattr(topo, "_BYTES_OF_A_ROUND", 8 * LARGE)
     monkeypatch.setattr(topo, "_WIDTH", 8)
-    monkeypatch.setattr(topo, "_PATTERN", 4096)
+    monkeypatch.setattr(peers, "_NUM_BYTES", 4096)
     # The oracle has no processors to run a kernel of Triton.
     monkeypatch.setattr(kernel_copy, "kernel_copy", Tensor.copy_)
 
