@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import pykern
 from pykern.schedules import one_f_one_b
 
 from .frame import Json
@@ -72,10 +71,7 @@ def issued(capture: Capture, device: torch.device, rounds: int) -> Json:
 def by_threads(device: torch.device, rounds: int) -> Json:
     """The wall time alone: the calling thread waits for those that issue."""
     model, x, y = task(device)
-    devices = FOURS["streams"]
-    with pykern.Pipeline(
-        model, devices=devices, schedule=PLAN, loss_fn=F.mse_loss, balance="layers", issue="threads"
-    ) as pipe:
+    with pipeline(model, PLAN, FOURS["streams"], False, F.mse_loss, issue="threads") as pipe:
         for _ in range(WARM_UP):
             pipe.step(x, target=y)
         _, wall_us = us_per_action(lambda: pipe.step(x, target=y), rounds)

@@ -13,9 +13,8 @@ from pykern.models import gpt, next_token_loss
 from pykern.schedules import one_f_one_b
 
 from .frame import Json
-from .side_by_side import clear, gradients, notices_wrong_gradients, of_pykern, side_by_side
+from .side_by_side import Make, clear, gradients, notices_wrong_gradients, of_each_way, side_by_side
 from .tools import DEVICE, captured, own_stream, warm
-from .variants import CAPTURES
 
 NUM_MICROBATCHES = 8
 
@@ -32,13 +31,10 @@ def control() -> bool:
 
 def measure(work: Task, rounds: int) -> Json:
     plan = one_f_one_b(4, work.num_microbatches)
-    makers = {
+    makers: dict[str, Make] = {
         "graphed": partial(graphed, work),
         "plain loop": partial(plain, work),
-        **{
-            name: partial(of_pykern, f"pykern {name}", work, plan, capture)
-            for name, capture in CAPTURES.items()
-        },
+        **of_each_way(work, plan),
     }
     return side_by_side("graph_step", makers, rounds, tolerance=1e-2)
 

@@ -14,9 +14,8 @@ from pykern.schedules import one_f_one_b
 
 from . import graph_step
 from .frame import Json
-from .side_by_side import notices_wrong_gradients, of_pykern, side_by_side
+from .side_by_side import Make, notices_wrong_gradients, of_each_way, side_by_side
 from .tools import DEVICE
-from .variants import CAPTURES
 
 NUM_STAGES = 4
 
@@ -34,12 +33,9 @@ def control() -> bool:
 
 def measure(name: str, task: Task, rounds: int) -> Json:
     plan = one_f_one_b(NUM_STAGES, task.num_microbatches)
-    makers = {
+    makers: dict[str, Make] = {
         "plain loop": partial(plain, task),
-        **{
-            variant: partial(of_pykern, f"pykern {variant}", task, plan, capture)
-            for variant, capture in CAPTURES.items()
-        },
+        **of_each_way(task, plan),
         "torch runtime": partial(torch_runtime, task, NUM_STAGES),
         "torchgpipe": partial(torchgpipe, task, NUM_STAGES),
         "fairscale": partial(fairscale, task, NUM_STAGES),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from bench.harness import Contender, PlainRounds, assert_same_answer, interleave
 from pykern.plan import Plan
 
 from .frame import Json
-from .variants import FOURS, WARM_UP, Capture, pipeline
+from .variants import CAPTURES, FOURS, WARM_UP, Capture, pipeline
 
 Make = Callable[[], Contender]
 
@@ -60,10 +61,20 @@ def notices_wrong_gradients(device: torch.device) -> bool:
     return "twice" in found["errors"] and found["ran"] == ["plain loop"]
 
 
-def of_pykern(name: str, task: Task, plan: Plan, capture: Capture) -> Contender:
+def of_each_way(task: Task, plan: Plan) -> dict[str, Make]:
+    """A pipeline for each way to run a step: by the caller, by threads, and by graphs."""
+    by_caller = {
+        name: partial(of_pykern, f"pykern {name}", task, plan, capture)
+        for name, capture in CAPTURES.items()
+    }
+    threads = partial(of_pykern, "pykern threads", task, plan, False, issue="threads")
+    return {**by_caller, "threads": threads}
+
+
+def of_pykern(name: str, task: Task, plan: Plan, capture: Capture, **options: Any) -> Contender:
     """A pipeline of four devices on one GPU, warm."""
     model = task.fresh()
-    pipe = pipeline(model, plan, FOURS["streams"], capture, task.loss_fn, "parameters")
+    pipe = pipeline(model, plan, FOURS["streams"], capture, task.loss_fn, "parameters", **options)
 
     def step() -> float:
         return pipe.step(task.inputs, target=task.target).item()

@@ -32,7 +32,9 @@ def pipeline(
     capture: Capture,
     loss_fn: Callable[..., Any],
     balance: Balance = "layers",
+    **options: Any,
 ) -> pykern.Pipeline:
+    """A pipeline with these and further arguments of `pykern.Pipeline`."""
     # The one before, which is held in cycles, has groups and memory that this one is to get.
     gc.collect()
     return pykern.Pipeline(
@@ -42,6 +44,7 @@ def pipeline(
         loss_fn=loss_fn,
         balance=balance,
         capture=capture,
+        **options,
     )
 
 

@@ -151,7 +151,7 @@ def test_replayed_steps_are_compared_with_a_graph_of_the_plain_model() -> None:
     found = graph_step.measure(Task(layers, x, y, graph_step.NUM_MICROBATCHES, mse_loss), rounds=2)
     assert found["errors"] == {}
     assert found["ran"] == [
-        "graphed", "plain loop", "pykern eager", "pykern graph", "pykern step"
+        "graphed", "plain loop", "pykern eager", "pykern graph", "pykern step", "pykern threads"
     ]  # fmt: skip
 
 
