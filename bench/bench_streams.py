@@ -8,8 +8,6 @@ Baseline: the same steps with an empty Python function called for each action.
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,8 +17,8 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from .harness import Record, judge
+from .shared_library import ROOT, compile_library
 
-ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "bench/null_driver"
 
 Report = Callable[[list[Record]], None]
@@ -29,10 +27,7 @@ Report = Callable[[list[Record]], None]
 @pytest.fixture(scope="module")
 def null_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("null_driver") / "null_driver.so"
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    flags = ["-std=c++20", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}"]
-    source = FOLDER / "null_driver.cpp"
-    subprocess.run([*compiler, *flags, str(source), "-o", str(library)], check=True)
+    compile_library([FOLDER / "null_driver.cpp"], library, "-O2")
     return library
 
 

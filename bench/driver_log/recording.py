@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
-import shlex
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from bench.shared_library import ROOT, compile_library
 from pykern import _C
 
-ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "bench/driver_log/recorder.cpp", ROOT / "csrc/cuda/driver.cpp"
 # Kept until the process ends, since the extension loads the library in it.
 _folder = TemporaryDirectory()
@@ -65,9 +62,7 @@ def recording(driver: str) -> Iterator[Recorder]:
 @cache
 def _load() -> ctypes.CDLL:
     path = Path(_folder.name) / "recorder.so"
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{ROOT / 'csrc'}"]
-    subprocess.run([*compiler, *flags, *map(str, SOURCES), "-o", str(path)], check=True)
+    compile_library(SOURCES, path)
     library = ctypes.CDLL(str(path))
     library.recorder_add.argtypes = library.recorder_open.argtypes = [ctypes.c_char_p]
     library.recorder_add.restype = None

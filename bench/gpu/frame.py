@@ -235,12 +235,14 @@ def run_section(name: str, folder: Path, left_s: float, stretch: float = 1.0) ->
     start = time.monotonic()
     figures, log = folder.resolve() / f"{name}.json", folder / f"{name}.log"
     figures.unlink(missing_ok=True)
-    code = run_alone([sys.executable, "-m", "bench.gpu.one", name, str(figures)], log, allowance_s)
+    # One that crashes tells where.
+    command = [sys.executable, "-X", "faulthandler", "-m", "bench.gpu.one", name, str(figures)]
+    code = run_alone(command, log, allowance_s)
     took_s = allowance_s if code is None else round(time.monotonic() - start, 1)
     if code == 0:
         return {"outcome": "ok", "figures": json.loads(figures.read_text()), "took_s": took_s}
     outcome = "out of time" if code is None else "failed"
-    return {"outcome": outcome, "error": tail(log), "took_s": took_s}
+    return {"outcome": outcome, "error": tail(log) or f"it ended with {code}", "took_s": took_s}
 
 
 def run_alone(command: list[str], log: Path, limit_s: float) -> int | None:

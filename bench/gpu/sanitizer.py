@@ -10,6 +10,9 @@ from pathlib import Path
 from .frame import ROOT, Json
 
 TOOLS = ("memcheck", "racecheck")
+# Without backtraces of the host. For these it keeps frames of Python, and with them the graphs of
+# autograd in their variables: weights are then in graphs that live, and no step can be captured.
+OF_HOST = ("--show-backtrace", "device")
 # memcheck counts in the first form, racecheck in the second.
 SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: .*\((\d+) errors?, .*\)")
 
@@ -30,7 +33,7 @@ def under(tool: str, module: str, *arguments: str) -> subprocess.CompletedProces
     """A module of bench.gpu, with its arguments, under the tool."""
     program = [sys.executable, "-m", f"bench.gpu.{module}", *arguments]
     return subprocess.run(
-        ["compute-sanitizer", "--tool", tool, *program],
+        ["compute-sanitizer", "--tool", tool, *OF_HOST, *program],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -3,15 +3,13 @@
 import ctypes
 import fcntl
 import hashlib
-import os
-import shlex
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from tests.fake_cuda.fake import ROOT
+from bench.shared_library import ROOT, compiler
 
 FOLDER = Path(__file__).parent
 MAX_GPUS = 8
@@ -65,8 +63,7 @@ class Counts(NamedTuple):
 
 def build() -> Path:
     """The library, built if its sources, the compiler or torch have changed since it was."""
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    digest = hashlib.sha256(" ".join([*compiler, torch.__version__]).encode())
+    digest = hashlib.sha256(" ".join([*compiler(), torch.__version__]).encode())
     for source in sorted(FOLDER.glob("*.[ch]pp")):
         digest.update(source.read_bytes())
     folder = ROOT / "build/device_oracle" / digest.hexdigest()[:16]
@@ -79,7 +76,7 @@ def build() -> Path:
         if not library.exists():
             unfinished = library.with_suffix(".unfinished")
             command = [
-                *[*compiler, "-std=c++20", "-O0", "-shared", "-fPIC"],
+                *[*compiler(), "-std=c++20", "-O0", "-shared", "-fPIC"],
                 *[f"-I{headers}", f"-I{headers / 'torch/csrc/api/include'}"],
                 *[str(FOLDER / "operations.cpp"), "-o", str(unfinished)],
                 *[f"-L{of_torch / 'lib'}", "-ltorch_cpu", "-lc10"],

@@ -7,16 +7,13 @@ import ctypes
 import fcntl
 import gc
 import hashlib
-import os
-import shlex
-import subprocess
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
+from bench.shared_library import EXPORTS, ROOT, compile_library, compiler
 from pykern import _C
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "csrc/driver_model"
 API = ROOT / "csrc/cuda/api.hpp"
 NON_BLOCKING = 1
@@ -35,9 +32,8 @@ class Access(ctypes.Structure):
 
 def build() -> Path:
     """The library, built if its sources or the compiler have changed since it was."""
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    sources = [API, *sorted(FOLDER.glob("*.[ch]pp"))]
-    digest = hashlib.sha256(" ".join(compiler).encode())
+    sources = [EXPORTS, API, *sorted(FOLDER.glob("*.[ch]pp"))]
+    digest = hashlib.sha256(" ".join(compiler()).encode())
     for source in sources:
         digest.update(source.read_bytes())
     folder = ROOT / "build/fake_cuda" / digest.hexdigest()[:16]
@@ -46,22 +42,8 @@ def build() -> Path:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
-            compile_library(compiler, library)
+            compile_library(sorted(FOLDER.glob("*.cpp")), library)
     return library
-
-
-def compile_library(compiler: list[str], library: Path) -> None:
-    # As one unit, which takes a third of the time.
-    unit = "".join(f'#include "{source}"\n' for source in sorted(FOLDER.glob("*.cpp")))
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
-    unfinished = library.with_suffix(".unfinished")
-    subprocess.run(
-        [*compiler, *flags, f"-I{ROOT / 'csrc'}", "-x", "c++", "-", "-o", unfinished],
-        input=unit,
-        text=True,
-        check=True,
-    )
-    unfinished.rename(library)
 
 
 @cache

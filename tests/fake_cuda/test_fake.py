@@ -1,14 +1,13 @@
 """The fake driver by its Python face; tests/csrc/test_fake_*.cpp provoke its checks one by one."""
 
 import ctypes
-import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
+from bench.shared_library import compiler
 from tests.fake_cuda.fake import ROOT, FakeCuda
 
 Bytes = ctypes.Array[ctypes.c_char]
@@ -55,9 +54,8 @@ print(len(_C.cuda_devices()))
 
 def test_the_fake_is_reached_where_another_driver_is_loaded(tmp_path):
     decoy = tmp_path / "decoy.so"
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
     flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-x", "c++", "-", "-o", str(decoy)]
-    subprocess.run([*compiler, *flags], input="", text=True, check=True)
+    subprocess.run([*compiler(), *flags], input="", text=True, check=True)
     run = subprocess.run(
         [sys.executable, "-c", BESIDE, str(decoy)],
         cwd=ROOT,
