@@ -25,17 +25,21 @@ class TraceEvent:
         category: its category, such as `kernel`.
         name: its name.
         process: the number of its process; of work on a GPU, the number of the GPU.
+        thread: the number of its thread; of work on a GPU, its stream.
         start_ns: when it began; all times of a trace have one origin.
         end_ns: when it ended.
         correlation: the number that work on a GPU has in common with the call that issued it.
+        external: the number that it has in common with the range of the host around the call.
     """
 
     category: str
     name: str
     process: object
+    thread: object
     start_ns: int
     end_ns: int
     correlation: int | None
+    external: int | None
 
 
 def events_of(path: str | os.PathLike[str]) -> list[TraceEvent]:
@@ -87,9 +91,11 @@ def _complete(entries: list[Any]) -> Iterator[TraceEvent]:
                 str(entry.get("cat")),
                 str(entry["name"]),
                 entry["pid"],
+                entry.get("tid"),
                 round(start * 1e3),
                 round((start + duration) * 1e3),
-                _correlation(entry),
+                _argument(entry, "correlation"),
+                _argument(entry, "External id"),
             )
 
 
@@ -102,7 +108,7 @@ def _us(entry: Mapping[str, Any], key: str) -> float:
     return float(us)
 
 
-def _correlation(entry: Mapping[str, Any]) -> int | None:
+def _argument(entry: Mapping[str, Any], name: str) -> int | None:
     arguments = entry.get("args")
-    found = arguments.get("correlation") if isinstance(arguments, Mapping) else None
+    found = arguments.get(name) if isinstance(arguments, Mapping) else None
     return found if isinstance(found, int) else None

@@ -61,17 +61,23 @@ def _recorded(told: re.Match[str], event: TraceEvent, step: RecordedStep) -> Rec
     if told["at"] is not None:
         start = step.start_ns + int(told["at"])
         end = start + int(told["ns"])
-    return Recorded(action, int(told["device"]), start, end)
+    return Recorded(action, int(told["device"]), start, end, str(event.thread))
 
 
 def _issued(events: Sequence[TraceEvent], numbers: dict[str, int]) -> Iterator[GpuWork]:
-    """The work on GPUs whose calls are in the trace."""
-    calls: dict[int | None, TraceEvent] = {
-        event.correlation: event
-        for event in events
-        if event.category in _CALLS and event.correlation is not None
-    }
+    """The work on GPUs whose calls are in the trace, or the ranges around these.
+
+    torch's profiler writes calls of the driver down only where they launch a kernel, so launches of
+    graphs and copies by pykern's core have the range alone.
+    """
+    calls = {event.correlation: event for event in events if event.category in _CALLS}
+    ranges = {event.external: event for event in events if event.category in _HOST}
     for event in events:
-        call = calls.get(event.correlation) if event.category in _WORK else None
+        if event.category not in _WORK:
+            continue
+        call = calls.get(event.correlation) if event.correlation is not None else None
+        if call is None and event.external is not None:
+            call = ranges.get(event.external)
         if call is not None:
-            yield GpuWork(_number(numbers, call), call.start_ns, event.start_ns, event.end_ns)
+            issuer = _number(numbers, call), str(call.thread)
+            yield GpuWork(*issuer, call.start_ns, event.start_ns, event.end_ns)

@@ -11,11 +11,12 @@ from ..recorded.steps import GpuWork, Recorded, RecordedStep, StepsByTime
 # Types of NVTX events: ranges that are pushed and popped, and new domains. A thread's global number
 # has its process in the bits above the lowest 24.
 _PUSHED, _DOMAIN = 59, 75
+_BITS_OF_THREAD = 24
 _DOMAINS = (
     "SELECT globalTid >> 24, domainId FROM NVTX_EVENTS WHERE eventType = ? AND text = 'pykern'"
 )
 _RANGES = """
-SELECT range.start, range.end, range.globalTid >> 24, range.domainId, range.uint64Value,
+SELECT range.start, range.end, range.globalTid, range.domainId, range.uint64Value,
        COALESCE(range.text, string.value)
 FROM NVTX_EVENTS AS range
 LEFT JOIN StringIds AS string ON string.id = range.textId
@@ -25,7 +26,7 @@ ORDER BY range.start
 # Kernels, copies, fills, and graphs that are launched as a whole.
 _WORK = ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")
 _ISSUED = """
-SELECT call.globalTid >> 24, call.start, work.start, work.end
+SELECT call.globalTid >> 24, call.globalTid, call.start, work.start, work.end
 FROM CUPTI_ACTIVITY_KIND_{work} AS work
 JOIN CUPTI_ACTIVITY_KIND_RUNTIME AS call
   ON call.correlationId = work.correlationId AND call.globalTid >> 24 = work.globalPid >> 24
@@ -36,11 +37,12 @@ def steps_of(tables: sqlite3.Connection) -> list[RecordedStep]:
     """All steps of a report, by their starts. Empty if no pipeline of pykern has run in it."""
     steps: list[RecordedStep] = []
     actions: list[tuple[int, Recorded]] = []
-    for start, end, process, payload, text in _rows(tables):
+    for start, end, thread, payload, text in _rows(tables):
+        process = thread >> _BITS_OF_THREAD
         if text == "step":
             steps.append(RecordedStep(process, start, end))
         else:
-            actions.append((process, Recorded(*_of(text, payload), start, end)))
+            actions.append((process, Recorded(*_of(text, payload), start, end, thread)))
     found = StepsByTime(steps)
     for process, ran in actions:
         step = found.at(process, ran.start_ns)
@@ -63,9 +65,9 @@ def _rows(tables: sqlite3.Connection) -> Iterator[tuple[int, int, int, int, str]
     if not _has_table(tables, "NVTX_EVENTS"):
         return
     ours = set(tables.execute(_DOMAINS, (_DOMAIN,)))
-    for start, end, process, domain, payload, text in tables.execute(_RANGES, (_PUSHED,)):
-        if (process, domain) in ours:
-            yield start, end, process, payload, text
+    for start, end, thread, domain, payload, text in tables.execute(_RANGES, (_PUSHED,)):
+        if (thread >> _BITS_OF_THREAD, domain) in ours:
+            yield start, end, thread, payload, text
 
 
 def _issued(tables: sqlite3.Connection) -> Iterator[GpuWork]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ class Recorded:
         device: its device; the sender of a copy.
         start_ns: when the thread began.
         end_ns: when the thread was through.
+        thread: the thread's number or name, of any kind.
         gpu_ns: start and end of all work that it issued to GPUs; None if it issued nothing.
     """
 
@@ -26,6 +27,7 @@ class Recorded:
     device: int
     start_ns: int
     end_ns: int
+    thread: Hashable
     gpu_ns: tuple[int, int] | None = None
 
 
@@ -52,12 +54,14 @@ class GpuWork:
 
     Attributes:
         process: the number of the process that issued it.
+        thread: the thread that issued it, as in `Recorded`.
         called_ns: when the call began that issued it.
         start_ns: when it began on the GPU.
         end_ns: when it ended there.
     """
 
     process: int
+    thread: Hashable
     called_ns: int
     start_ns: int
     end_ns: int
@@ -89,15 +93,21 @@ class StepsByTime:
     def add_gpu_work(self, issued: Iterable[GpuWork]) -> None:
         """Notes the span on GPUs of each action and copy that issued any work.
 
-        One thread issues all actions of a step, and autograd's threads issue for it while it waits,
-        so the time of a call tells its action, whichever thread made the call.
+        The thread and the time of a call tell its action, since a thread is in one at a time. Where
+        one thread issues all actions, autograd's threads may issue for it while it waits, and the
+        time alone tells.
         """
-        ran_in = {
-            process: sorted((one for step in steps for one in step.ran), key=lambda o: o.start_ns)
-            for process, steps in self._of_process.items()
-        }
+        by_thread: dict[Hashable, list[Recorded]] = {}
+        for process, steps in self._of_process.items():
+            for one in (one for step in steps for one in step.ran):
+                by_thread.setdefault(process, []).append(one)
+                by_thread.setdefault((process, one.thread), []).append(one)
+        for ran in by_thread.values():
+            ran.sort(key=lambda one: one.start_ns)
         for work in issued:
-            owner = _at(ran_in.get(work.process, ()), work.called_ns)
+            places = (work.process, work.thread), work.process
+            found = (_at(by_thread.get(place, ()), work.called_ns) for place in places)
+            owner = next(filter(None, found), None)
             if owner is not None:
                 start, end = owner.gpu_ns or (work.start_ns, work.end_ns)
                 owner.gpu_ns = min(start, work.start_ns), max(end, work.end_ns)

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.fake_cuda.fake import ROOT, build
+from bench.shared_library import ROOT
+from tests.fake_cuda.fake import build
 
 pytest.importorskip("cuda.bindings.driver")
 

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 from typer.testing import CliRunner
 
+from bench.shared_library import ROOT
 from pykern.cli import app
 from tests.device_oracle.oracle import gpus
-from tests.fake_cuda.fake import ROOT
 
 SCRIPTS = {
     "fine_tune": "--layers 2 --width 16 --rows 16 --batch 8 --microbatches 4 --steps 2",

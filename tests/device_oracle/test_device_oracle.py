@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.shared_library import ROOT
 from tests.device_oracle import library
 from tests.fake_cuda import fake
-from tests.fake_cuda.fake import ROOT
 
 CALLED = ("steps", "operations called", "allocations in memory used before", "waits for events")
 SEEN = {

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.shared_library import compiler
-from tests.fake_cuda.fake import ROOT, FakeCuda
+from bench.shared_library import ROOT, compiler
+from tests.fake_cuda.fake import FakeCuda
 
 Bytes = ctypes.Array[ctypes.c_char]
 SIZE = 16

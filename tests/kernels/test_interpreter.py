@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from tests.fake_cuda.fake import ROOT
+from bench.shared_library import ROOT
 
 
 def test_a_machine_with_a_gpu_interprets_kernels_all_the_same(tmp_path):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from tests.support.recordings import (
     assert_usual,
 )
 
+RECORDED = Path(__file__).parent / "recorded"
+
 
 @pytest.mark.parametrize("told", [False, True], ids=["on workers", "told by the caller"])
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -45,7 +48,7 @@ def test_the_profile_is_that_of_the_most_frequent_steps(tmp_path):
     assert_usual(read(trace.save(tmp_path / "step.json")))
 
 
-def on_gpus() -> Trace:
+def on_gpus(*, by_graphs: bool = False) -> Trace:
     """F, copy and B of one microbatch, of two stages: issued within 7 us, and run for 10 ms."""
     trace = Trace()
     trace.range("step", 0, 7)
@@ -63,15 +66,52 @@ def on_gpus() -> Trace:
         # Threads of autograd issue the kernels of a backward.
         thread = AUTOGRAD if text.startswith("B ") else CALLER
         for category, begin, end in work:
-            trace.work(category, start + 0.1, (begin * 1e3, end * 1e3), tid=thread)
+            if by_graphs:
+                trace.launched(category, (begin * 1e3, end * 1e3))
+            else:
+                trace.work(category, start + 0.1, (begin * 1e3, end * 1e3), tid=thread)
     # Work that no action has issued, and work whose call is not in the trace.
     trace.work(kernel, 6.9, (20e3, 30e3))
     trace.add(kernel, "another", 0, 40e3, pid=0, args={"correlation": 99})
     return trace
 
 
-def test_on_gpus_an_action_lasts_as_its_kernels_do(tmp_path):
-    assert_as_kernels(read(on_gpus().save(tmp_path / "step.json")))
+@pytest.mark.parametrize("by_graphs", [False, True], ids=["called", "by graphs"])
+def test_on_gpus_an_action_lasts_as_its_kernels_do(tmp_path, by_graphs):
+    assert_as_kernels(read(on_gpus(by_graphs=by_graphs).save(tmp_path / "step.json")))
+
+
+def test_threads_that_issue_at_once_have_the_work_of_their_calls(tmp_path):
+    trace = Trace()
+    trace.range("step", 0, 10)
+    for device in range(2):
+        trace.range(f"F s{device} mb0 dev{device}", 1 + device, 8, tid=device + 1)
+    for device in range(2):
+        trace.work("kernel", 4 + device, (20 + 10 * device, 30 + 10 * device), tid=device + 1)
+    [step] = steps_of(events_of(trace.save(tmp_path / "step.json")))
+    assert [one.gpu_ns for one in step.ran] == [(20_000, 30_000), (30_000, 40_000)]
+
+
+@pytest.mark.parametrize("way", ["called", "graph"])
+def test_steps_of_a_gpu_are_those_of_its_kernels(way):
+    """Two steps of 1F1B by four devices on one H100, four microbatches; other programs ran too.
+
+    Recorded by torch 2.11. Names are cut, and events that nothing reads are left out.
+    """
+    events = events_of(RECORDED / f"h100-{way}.json.gz")
+    steps = steps_of(events)
+    work = [event for event in events if event.category in {"kernel", "gpu_memcpy", "gpu_memset"}]
+    assert [sum(map(len, timeline_of(step).rows)) for step in steps] == [32, 32]
+    spans = [[ran.gpu_ns for ran in step.ran if ran.gpu_ns is not None] for step in steps]
+    for step, of_gpu in zip(steps, spans, strict=True):
+        # Four copies each way between neighbours, and times by the GPU's clock for every action.
+        assert len(of_gpu) == len(step.ran) == 32 + 2 * 3 * 4
+        makespan_ns = max(end for _, end in of_gpu) - min(start for start, _ in of_gpu)
+        assert timeline_of(step).makespan_ns == makespan_ns
+        assert 38e6 < makespan_ns < 50e6
+    # All but the caller's own copies of the batch and sums of losses.
+    within = [any(start <= event.start_ns <= end for start, end in chain(*spans)) for event in work]
+    assert sum(within) / len(work) > 0.95
 
 
 @pytest.mark.parametrize("texts", [[], ["step"], ["F s0 mb0 dev0"]])

@@ -32,6 +32,12 @@ class Trace:
         """A range of pykern's."""
         self.add("cpu_op", f"pykern {text}", start, end, **more)
 
+    def launched(self, category: str, span: tuple[float, float]) -> None:
+        """Work of a graph, of whose launch there is the range around alone: the last event's."""
+        ids = {"External id": self.events[-1]["args"]["External id"], "correlation": 1 << 20}
+        self.events.insert(0, {"ph": "X", "cat": category, "name": "a_kernel", "pid": 0, "tid": 7,
+                               "ts": span[0], "dur": span[1] - span[0], "args": ids})  # fmt: skip
+
     def work(self, category: str, called: float, span: tuple[float, float], **more: Any) -> None:
         """A kernel or a copy on a GPU, the call that issued it, and the flow from that to this."""
         self._num_calls += 1
