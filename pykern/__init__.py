@@ -4,6 +4,7 @@
 used.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from .trace import CutError
     from .tuning import Choice, TuneInterrupted, tune
     from .verify import Verify, VerifyError
+
+# The number of hardware queues, 8 by default. With more streams than queues the results are right,
+# but kernels wait for unrelated kernels. The driver reads the variable when CUDA begins in a
+# process, by `model.cuda()`, say, before there is a pipeline.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 __version__ = "0.1.0"
 

@@ -52,9 +52,9 @@ RUNS = {
     "speed": {
         "build": 90,
         "action_cpu": 20,
-        "kernels": 150,
+        "kernels": 120,
         "levels": 70,
-        "peers": 55,
+        "peers": 95,
         "issue_rate": 20,
         "overlap": 28,
         "driver_costs": 16,

@@ -216,6 +216,11 @@ def norms(
 
     shape = (x.shape[-1],)
 
+    def added() -> Function:
+        """Liger's gives the norm before the sum."""
+        function = liger("fused_add_rms_norm", "LigerFusedAddRMSNormFunction", 1e-6)
+        return lambda *tensors: function(*tensors)[::-1]
+
     def plain_add(x: Tensor, d: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         return x + d, F.rms_norm(x + d, shape, w, 1e-6)
 
@@ -234,7 +239,7 @@ def norms(
             lambda x, d, w: add_norm(x, d, w, kind="rms", eps=1e-6),
             plain_add,
             (x, delta, weight),
-            lambda: liger("fused_add_rms_norm", "LigerFusedAddRMSNormFunction", 1e-6),
+            added,
             # The sum and the weight; one gradient for both terms, and the weight's.
             (0, 2, 0, 2),
         ),

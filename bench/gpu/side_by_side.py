@@ -35,6 +35,8 @@ def side_by_side(claim: str, makers: Mapping[str, Make], rounds: int, tolerance:
             errors[name] = f"{type(error).__name__}: {error}"[:500]
         else:
             there.append(contender)
+        # As they come, since one that hangs takes the figures of all along.
+        print(name, errors.get(name, "is ready"), flush=True)
     if not there:
         raise RuntimeError(f"no contender of {claim} runs: {errors}")
     samples = interleave(PlainRounds(), there, rounds)

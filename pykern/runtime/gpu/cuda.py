@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -16,11 +15,6 @@ from ... import _C
 from ...tensors.trees import all_tensors
 from ...torch_private import release_pool, stream_setter
 from ..devices import DeviceLane
-
-# The number of hardware queues, 8 by default. More streams than queues give correct results, but
-# kernels then wait for unrelated kernels.
-_QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-
 
 # An event marks a point in the work of a stream.
 Event = torch.cuda.Event
@@ -39,8 +33,6 @@ class Gpus:
     """
 
     def __init__(self, lanes: Sequence[DeviceLane], settle: Settle) -> None:
-        # The driver reads this variable when the first context of the process is made.
-        os.environ.setdefault(*_QUEUES)
         torch.cuda.init()
         self._settle = settle
         self._devices = [lane.device for lane in lanes]
