@@ -1,4 +1,4 @@
-"""Writes the figures of measured.md and the tables of bench/README.md, from bench/results.
+"""Writes the figures of measured.md, and tables of bench/README.md and gpus.md, from bench/results.
 
 Run from anywhere: python docs/make_measured.py. The text between two markers of a page is replaced;
 a test compares the pages with what this makes. The newest file of a claim counts, so run this
@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 kept = importlib.import_module("bench.kept")
 tables = importlib.import_module("bench.kept_tables")
+gpu_tables = importlib.import_module("bench.gpu_tables")
 
 CLAIMS = (
     *("dispatch", "crossover", "pipeline", "adapters", "plan", "budgets", "stream", "async"),
@@ -226,6 +227,7 @@ def made() -> dict[str, str]:
     blocks = {
         "docs/measured.md": {"figures": figures, "origins": origins},
         "bench/README.md": tables.TABLES,
+        "docs/gpus.md": gpu_tables.TABLES,
     }
     return {name: filled(name, by_block) for name, by_block in blocks.items()}
 

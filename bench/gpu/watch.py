@@ -41,7 +41,7 @@ class Hold(nn.Module):
         super().__init__()
         self._cupy = importlib.import_module("cupy")
         self._kernel = self._cupy.RawKernel(SOURCE, "hold")
-        # Of the host, which changes it at once: work of a stream may come behind the kernel.
+        # The host has it, and changes it at once: work of a stream may come behind the kernel.
         self.flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 
 from bench.shared_library import compile_library, compiler
 
-# Of the library, and `std::ostream::operator<<(int)`, which it brings along.
+# Its own function, and `std::ostream::operator<<(int)`, which it brings along.
 TEXT, WRITE = "recorder_text", "_ZNSolsEi"
 SOURCE = """
 #include <sstream>
