@@ -170,8 +170,9 @@ void Workers::run(WorkerProgram& job, const std::function<bool()>& interrupted,
     wait_for_step(interrupted);
     call_out();
     job.trace.end();
-    // An endless program has spans of its last batches alone.
-    if (TorchRange::misses_workers() && !program.is_endless())
+    // An endless program has spans of its last batches alone, and one that issues has no times of
+    // actions.
+    if (TorchRange::misses_workers() && !program.is_endless() && !program.is_issuing())
         TorchRange::tell(job.trace.timeline(program, 0));
 }
 

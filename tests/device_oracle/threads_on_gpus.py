@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from torch.profiler import ProfilerActivity, profile
 
 import pykern
 from pykern.runtime.gpu import streams
@@ -96,6 +97,29 @@ def test_the_thread_of_a_device_calls_its_actions(four_gpus: FakeCuda) -> None:
             pipe.step(x, target=x)
     assert [len(of) for of in threads.values()] == [1, 1]
     assert len({threading.get_ident(), *threads[0], *threads[1]}) == 3
+
+
+@pytest.mark.parametrize("all_threads", [False, True], ids=["the caller", "all threads"])
+def test_a_profile_has_what_the_recorded_threads_issue(
+    four_gpus: FakeCuda, all_threads: bool
+) -> None:
+    """The caller tells nothing of the others: their issue has no times of actions."""
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads)
+    x = torch.randn(16, WIDTH)
+    with pykern.Pipeline(
+        mlp(), devices=TWO, microbatches=4, loss_fn=mse_loss, issue="threads"
+    ) as pipe:
+        pipe.step(x, target=x)
+        with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as recorded:
+            pipe.step(x, target=x)
+    ranges = [event for event in recorded.events() if event.name.startswith("pykern ")]
+    devices = [(event.name.rpartition(" dev")[2], event.thread) for event in ranges]
+    if all_threads:
+        # Sixteen actions, eight copies and the step, whose thread no device has.
+        assert len(ranges) == 16 + 8 + 1
+        assert len(set(devices)) == 3
+    else:
+        assert [event.name for event in ranges] == ["pykern step"]
 
 
 def names_of_threads() -> list[str]:
