@@ -63,6 +63,7 @@ Dispatch::Dispatch(StreamJob& job, const std::map<int, cuda::CUstream>& callers,
       given_(job.order().tasks().size()) {}
 
 bool Dispatch::run() {
+    const Range step = Range::of_step();
     return run([this] {
         cuda::CUcontext current = nullptr;
         return std::ranges::all_of(job_.issued(), [&](TaskNumber number) {
@@ -74,7 +75,6 @@ bool Dispatch::run() {
 }
 
 bool Dispatch::run(const std::function<bool()>& issue_all) {
-    const Range range = Range::of_step();
     const cuda::CurrentContext restore(job_.lanes().primary(0));
     if (watch_ != nullptr) {
         marks_ = job_.take_marks();

@@ -14,6 +14,7 @@ from torch.nn.functional import mse_loss
 from torch.profiler import ProfilerActivity, profile
 
 import pykern
+from pykern.kineto.chrome_trace import events_of
 from pykern.runtime.gpu import streams
 from tests.device_oracle.oracle import counts
 from tests.device_oracle.steps_on_gpus import (
@@ -101,7 +102,7 @@ def test_the_thread_of_a_device_calls_its_actions(four_gpus: FakeCuda) -> None:
 
 @pytest.mark.parametrize("all_threads", [False, True], ids=["the caller", "all threads"])
 def test_a_profile_has_what_the_recorded_threads_issue(
-    four_gpus: FakeCuda, all_threads: bool
+    four_gpus: FakeCuda, tmp_path: Path, all_threads: bool
 ) -> None:
     """The caller tells nothing of the others: their issue has no times of actions."""
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads)
@@ -112,12 +113,15 @@ def test_a_profile_has_what_the_recorded_threads_issue(
         pipe.step(x, target=x)
         with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as recorded:
             pipe.step(x, target=x)
-    ranges = [event for event in recorded.events() if event.name.startswith("pykern ")]
-    devices = [(event.name.rpartition(" dev")[2], event.thread) for event in ranges]
+    recorded.export_chrome_trace(str(tmp_path / "step.json"))
+    ranges = [
+        event for event in events_of(tmp_path / "step.json") if event.name.startswith("pykern ")
+    ]
+    devices = {(event.name.rpartition(" dev")[2], event.thread) for event in ranges}
     if all_threads:
         # Sixteen actions, eight copies and the step, whose thread no device has.
         assert len(ranges) == 16 + 8 + 1
-        assert len(set(devices)) == 3
+        assert len(devices) == 3
     else:
         assert [event.name for event in ranges] == ["pykern step"]
 
