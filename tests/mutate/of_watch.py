@@ -1,4 +1,4 @@
-"""Faults in how stalled steps are seen and told, and in streams that go from user to user."""
+"""Faults in how stalled steps are told, in streams that go from user to user, and in traces."""
 
 from .mutant import mutants
 
@@ -6,6 +6,7 @@ WATCH = ("test_step_marks.cpp", "test_stream_watch.cpp")
 # A step as one graph.
 WHOLE = ("test_watched_graph.cpp",)
 LASTING = ("test_lasting.cpp",)
+TRACES = ("-n0", "tests/kineto/test_read.py")
 
 OF_WATCH = (
     *mutants(
@@ -81,5 +82,22 @@ OF_WATCH = (
         ("push_back(std::move(owned))", "push_front(std::move(owned))"),
         ("if (!idle().is_here()) return nullptr;", ""),
         ("if (still_works(*next)) return", "if (still_works(*next) || true) return"),
+    ),
+    *mutants(
+        "pykern/recorded/steps.py",
+        TRACES,
+        (
+            "            places = (work.process, work.thread), work.process\n",
+            "            places = (work.process,)\n",
+        ),
+    ),
+    *mutants(
+        "pykern/kineto/ranges.py",
+        TRACES,
+        ("            call = ranges.get(event.external)\n", "            pass\n"),
+        (
+            "calls.get(event.correlation) if event.correlation is not None else None",
+            "calls.get(event.external)",
+        ),
     ),
 )
