@@ -21,7 +21,7 @@ from tests.parallel.sharded import STYLES, Block, layers, mesh_of, pipeline
 def found(model: nn.Module, styles: Any, cut: int = 4) -> list[tuple[str, int]]:
     """Names and stages of what is sharded in two stages of the model's children."""
     children = list(model.children())
-    shards = find_shards(model, [children[:cut], children[cut:]], styles)
+    shards = find_shards(model, [children[:cut], children[cut:]], styles, 2)
     return [(one.name, one.stage) for one in shards]
 
 
@@ -121,7 +121,7 @@ def test_a_style_on_what_is_cut_is_refused() -> None:
         match="tensor_parallel must have styles for modules within one stage, got one for 0, "
         "within which the model is cut",
     ):
-        find_shards(model, [[inner[0]], [inner[1]]], {"*": ColwiseParallel()})
+        find_shards(model, [[inner[0]], [inner[1]]], {"*": ColwiseParallel()}, 2)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import Tensor, nn
 
 from ...trace import CutError
+from .even import refuse_uneven
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -40,7 +41,10 @@ class ShardedModule:
 
 
 def find_shards(
-    model: nn.Module, stages: Sequence[Sequence[nn.Module]], styles: Styles
+    model: nn.Module,
+    stages: Sequence[Sequence[nn.Module]],
+    styles: Styles,
+    num_processes: int,
 ) -> list[ShardedModule]:
     """The modules that match the styles, in the order of the styles, then of the model.
 
@@ -48,10 +52,12 @@ def find_shards(
         model: the model, with the user's names.
         stages: the layers of each stage.
         styles: the styles, by pattern.
+        num_processes: the number of processes that have shards.
 
     Raises:
         TypeError: a value is not a ParallelStyle, or its style does not support the module.
-        ValueError: a pattern matches nothing, or a parameter is used in several places.
+        ValueError: a pattern matches nothing, a parameter is used in several places, or features
+            are handed on in shards of unequal sizes.
         CutError: the stages are cut within a module that has a style.
     """
     _require_styles(styles)
@@ -79,6 +85,7 @@ def find_shards(
             (stage,) = _require_one_stage(name, stages_of.get(module, set()))
             _require_sliceable(model, name, style)
             _require_untied(name, module, uses)
+            refuse_uneven(name, module, style, num_processes)
             found.append(ShardedModule(name, module, style, stage))
     return found
 

@@ -22,6 +22,7 @@ from ..peers.agreement import agreed_group, digest_of, values_digest
 from ..peers.errors import ErrorContext, PeerError, SlicesLost, is_of_peers, shown
 from ..peers.exchange import PeerMessage, exchange
 from ..peers.groups import Peers, give_back, group_of, meeting
+from .even import watch_output
 from .meshes import DeviceMeshes
 from .shards import Styles, find_shards
 
@@ -70,7 +71,7 @@ class TensorParallel(Feature):
     ) -> None:
         self.group = group
         self._plan = plan
-        self._found = find_shards(model, stages, styles)
+        self._found = find_shards(model, stages, styles, group.size())
         self._first = True
         # Whether the peers of a step may have heard from this process, and whether they have.
         self._telling = self._begun = False
@@ -103,6 +104,7 @@ class TensorParallel(Feature):
             except Exception as error:
                 add_note(error, f"raised while {one.name} was sharded, in {one.style}")
                 raise
+            watch_output(one.name, one.module, one.style, self.group.size())
 
     def attach(self, made: Made) -> None:
         """Wraps the executor's actions, and keeps its stages, which tell if layers draw numbers."""
