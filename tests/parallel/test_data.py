@@ -85,29 +85,6 @@ def test_the_sum_is_of_what_each_process_has_alone(options: dict[str, Any]) -> N
             assert torch.equal(gradient, first[name] + second[name]), name
 
 
-def scaled(rank: int) -> tuple[bool, list[Tensor]]:
-    """In the second step one process alone has what is not finite."""
-    with pipeline() as pipe:
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-        optimizer = SGD(pipe.parameters())
-        for number in range(3):
-            x, y = batch_of(number, rank, 8)
-            if number == 1 and rank == 1:
-                x[0, 0] = torch.inf
-            pipe.step(x, target=y, scaler=scaler)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-        return scaler.get_scale() == 2.0**9, [p.detach() for p in pipe.parameters()]
-
-
-def test_a_scaler_leaves_out_the_same_steps_in_all_processes() -> None:
-    (is_halved, first), (is_halved_too, second) = peers.run(2, scaled)
-    assert is_halved
-    assert is_halved_too
-    assert all(map(torch.equal, first, second))
-
-
 def test_four_processes_agree_and_are_near() -> None:
     """The order in which four sums are added is gloo's own."""
     rows = (5, 8, 3, 8)

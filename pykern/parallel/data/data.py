@@ -165,7 +165,9 @@ class DataParallel(Feature):
         """
         self.owners.require_scaler(step.scaler)
         refuse_main_grads(self._model)
-        message = PeerMessage(sum(step.rows), self._digest(), self._local)
+        # On a GPU the host waits for the scale no longer than it has waited in `scaler.step`.
+        scale = 1.0 if step.scale is None else float(step.scale)
+        message = PeerMessage(sum(step.rows), self._digest(), self._local, scale)
         said = self._exchange(message, _Phase.OVER)
         refuse_failures(said, "before its step", "none has changed anything")
         refuse_others(said, message)

@@ -43,6 +43,12 @@ def refuse_others(said: Sequence[PeerMessage], own: PeerMessage) -> None:
                 f"this step is {ours} no_sync here and {its} it in process {rank} of the group. "
                 "Use no_sync for the same steps in every process"
             )
+        if other.scale != own.scale:
+            raise PeerError(
+                f"this step scales its loss by {own.scale:g} here and by {other.scale:g} in "
+                f"process {rank} of the group. Give step a scaler in every process, each with the "
+                "same state"
+            )
         if other.digest != own.digest:
             raise PeerError(
                 f"process {rank} of the group has other parameters or buffers than this one, or "

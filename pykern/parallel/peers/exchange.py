@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from .errors import PeerError
 from .waiting import Pending
 
-_NUMBERS = struct.Struct("<4q")
+_NUMBERS = struct.Struct("<4qd")
 _TEXT_BYTES = 480
 
 
@@ -24,17 +24,20 @@ class PeerMessage:
         rows: number of rows of the sender's batch.
         digest: digest, in 63 bits, of the data that must be equal in all processes.
         is_local: whether the sender's gradients are not summed in this step.
+        scale: the factor of the sender's gradients.
         failure: the failure of the sender; empty if it has not failed.
     """
 
     rows: int = 0
     digest: int = 0
     is_local: bool = False
+    scale: float = 1.0
     failure: str = ""
 
     def to_bytes(self) -> bytes:
         """The message as bytes of a fixed size, so that one collective takes the bytes."""
-        numbers = _NUMBERS.pack(self.rows, self.digest, self.is_local, bool(self.failure))
+        counts = self.rows, self.digest, self.is_local, bool(self.failure)
+        numbers = _NUMBERS.pack(*counts, self.scale)
         text = self.failure.encode(errors="backslashreplace")[:_TEXT_BYTES]
         return numbers + text.ljust(_TEXT_BYTES, b"\0")
 
@@ -45,7 +48,7 @@ class PeerMessage:
         Raises:
             PeerError: the bytes are not those of a message.
         """
-        rows, digest, is_local, has_failed = _NUMBERS.unpack_from(data)
+        rows, digest, is_local, has_failed, scale = _NUMBERS.unpack_from(data)
         if rows < 0 or digest < 0 or {is_local, has_failed} - {0, 1}:
             raise PeerError(
                 "a process of the group sent a message that is not understood here: "
@@ -53,7 +56,7 @@ class PeerMessage:
             )
         # The end of a text that was cut may be half a character.
         text = data[_NUMBERS.size :].rstrip(b"\0").decode(errors="ignore")
-        return cls(rows, digest, bool(is_local), text if has_failed else "")
+        return cls(rows, digest, bool(is_local), scale, text if has_failed else "")
 
 
 def exchange(message: PeerMessage, group: ProcessGroup) -> list[PeerMessage]:
