@@ -32,7 +32,16 @@ def with_values(original: nn.Parameter, values: Tensor) -> nn.Parameter:
         made = nn.Parameter(values, original.requires_grad)
     for name, value in vars(original).items():
         vars(made).setdefault(name, value)
+    if (dtype := gradient_dtype(original)) != original.dtype:
+        made.grad_dtype = dtype
     return made  # type: ignore[no-any-return]
+
+
+def gradient_dtype(parameter: Tensor) -> torch.dtype:
+    """The dtype of a parameter's `.grad`, which the user may have set apart from its own."""
+    # Later versions of torch have `grad_dtype`, leaves alone do; None stands for any dtype.
+    chosen = getattr(parameter, "grad_dtype", None) if parameter.is_leaf else None
+    return chosen or parameter.dtype
 
 
 def on_device(original: nn.Parameter, device: torch.device | None) -> nn.Parameter:

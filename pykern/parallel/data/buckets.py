@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from ...tensors.dtensor import local
+from ...tensors.parameters import gradient_dtype
 from ..peers.waiting import Pending
 
 # Small gradients share a bucket, because each collective has a fixed cost. A stage may have several
@@ -75,7 +76,7 @@ class GradientSum:
         Peers wait for as many collectives of these sizes.
         """
         sizes = [len(self._parameters), *(sum(map(size_of, bucket)) for bucket in self._buckets)]
-        dtypes = [torch.float32, *(bucket[0].dtype for bucket in self._buckets)]
+        dtypes = [torch.float32, *(gradient_dtype(bucket[0]) for bucket in self._buckets)]
         for size, dtype in list(zip(sizes, dtypes, strict=True))[len(self._flats) :]:
             self._send(torch.zeros(size, dtype=dtype, device=self._device))
 
@@ -135,11 +136,11 @@ def size_of(parameter: Tensor) -> int:
 
 def _buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Parameters in their order, neighbours of one type together as far as a bucket goes."""
-    for _, alike in groupby(parameters, key=lambda parameter: parameter.dtype):
+    for dtype, alike in groupby(parameters, key=gradient_dtype):
         bucket: list[Tensor] = []
         held = 0
         for parameter in alike:
-            num_bytes = size_of(parameter) * parameter.element_size()
+            num_bytes = size_of(parameter) * dtype.itemsize
             if bucket and held + num_bytes > BUCKET_BYTES:
                 yield bucket
                 bucket, held = [], 0
@@ -151,7 +152,7 @@ def _buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 def flat_gradients(bucket: Sequence[Tensor]) -> Tensor:
     """The gradients of a bucket behind one another: one that is alone, as it is."""
     parts = [
-        torch.zeros_like(local(parameter)) if parameter.grad is None else local(parameter.grad)
+        _zeros_for(local(parameter), parameter) if parameter.grad is None else local(parameter.grad)
         for parameter in bucket
     ]
     if len(parts) == 1 and parts[0].is_contiguous():
@@ -162,7 +163,12 @@ def flat_gradients(bucket: Sequence[Tensor]) -> Tensor:
 def _set_gradient(parameter: Tensor, part: Tensor) -> None:
     """Puts values, behind one another, into the parameter's gradient."""
     if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = _zeros_for(parameter, parameter)
     into = local(parameter.grad)
     if into.data_ptr() != part.data_ptr():
         into.copy_(part.view_as(into))
+
+
+def _zeros_for(like: Tensor, parameter: Tensor) -> Tensor:
+    """Zeros in place of a gradient of the parameter, or of a part of it."""
+    return torch.zeros_like(like, dtype=gradient_dtype(parameter))

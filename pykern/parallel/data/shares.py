@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from ...tensors.parameters import gradient_dtype
 from .buckets import GradientSum, flat_gradients, size_of
 
 
@@ -33,10 +34,10 @@ class GradientShare(GradientSum):
         # By type, then by owner.
         self._shares = [
             [
-                [p for p in parameters if p.dtype == dtype and owner_of[p] == owner]
+                [p for p in parameters if gradient_dtype(p) == dtype and owner_of[p] == owner]
                 for owner in range(group.size())
             ]
-            for dtype in dict.fromkeys(parameter.dtype for parameter in parameters)
+            for dtype in dict.fromkeys(map(gradient_dtype, parameters))
         ]
         self._counts: Tensor | None = None
         # This process's sums, by type.
@@ -68,12 +69,12 @@ class GradientShare(GradientSum):
 
     def _nothing(self, by_owner: Sequence[Sequence[Tensor]]) -> Tensor:
         """The piece of a rank that owns nothing: one value, as some backends need at least one."""
-        dtype = next(parameter.dtype for share in by_owner for parameter in share)
+        dtype = next(gradient_dtype(parameter) for share in by_owner for parameter in share)
         return torch.zeros(1, dtype=dtype, device=self._device)
 
     def _zeros(self, share: Sequence[Tensor]) -> Tensor:
         num_values = sum(map(size_of, share))
-        return torch.zeros(num_values, dtype=share[0].dtype, device=self._device)
+        return torch.zeros(num_values, dtype=gradient_dtype(share[0]), device=self._device)
 
     def _reduce_scatter(self, pieces: list[Tensor]) -> Tensor:
         mine = self._group.rank()

@@ -16,6 +16,7 @@ from ...plan import Plan
 from ...plan.files.json_form import to_json
 from ...plan.files.typed_json import from_text, to_text
 from ...tensors.dtensor import local
+from ...tensors.parameters import gradient_dtype
 from .errors import PeerError, understanding
 from .groups import control_group, give_back
 from .texts import texts_of_all
@@ -68,7 +69,10 @@ def agreed_group(group: ProcessGroup, told: Mapping[str, str]) -> ProcessGroup:
 
 def alike(plan: Plan, cut: Partition, model: nn.Module) -> dict[str, str]:
     """The texts that must be equal in all processes whose pipelines train one model."""
-    kinds = [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in model.named_parameters()]
+    kinds = [
+        f"{name} {tuple(p.shape)} {p.dtype} {gradient_dtype(p)}"
+        for name, p in model.named_parameters()
+    ]
     return {
         "torch": torch.__version__,
         "the plan": f"{plan.num_microbatches} microbatches on {plan.num_devices} devices, "
