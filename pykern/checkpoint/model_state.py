@@ -98,7 +98,17 @@ def _place(tensor: Tensor) -> object:
 
 
 def add_grads(model: nn.Module, tensors: Tensors) -> dict[str, str]:
-    """Puts the existing gradients among the file's tensors; returns the key of each name."""
+    """Puts the existing gradients among the file's tensors; returns the key of each name.
+
+    Raises:
+        CheckpointError: each process has gradients of its own, which no process could sum again.
+    """
+    if getattr(model, "has_own_gradients", False):
+        raise CheckpointError(
+            "grads must be False after a step within no_sync, got True: each process has gradients "
+            "of its own, and a run that goes on would take the first one's. Save after a step "
+            "outside of no_sync"
+        )
     return {
         name: tensors.add(f"grads/{name}", parameter.grad)
         for name, parameter in _once(model)

@@ -98,6 +98,11 @@ class Measured(Adopted):
         with nullcontext() if self._data is None else self._data.no_sync():
             yield
 
+    @property
+    def has_own_gradients(self) -> bool:
+        """Whether each process has gradients of its own, which a step in `no_sync` has left."""
+        return self._data is not None and self._data.has_own_gradients
+
     def _can_stream_gradients(self) -> bool:
         """Whether a stage's gradients are final when its REDUCE runs, and REDUCE runs Python."""
         return self._data is None and not self._executor.driver.captures

@@ -12,6 +12,7 @@ from torch import nn
 
 import pykern
 from pykern import checkpoint
+from pykern.checkpoint import CheckpointError
 from tests import peers
 from tests.parallel.reference import layers
 from tests.parallel.test_faults import outcomes, step, triggered
@@ -82,4 +83,37 @@ def test_a_run_with_random_numbers_goes_on_from_a_file_of_each_process(tmp_path:
     wanted, _ = peers.run(2, run_with_dropout, tmp_path, 0, 6)
     peers.run(2, run_with_dropout, tmp_path, 0, 3)
     for found in peers.run(2, run_with_dropout, tmp_path, 3, 6):
+        assert all(map(torch.equal, found, wanted))
+
+
+def within_accumulation(rank: int, folder: Path, goes_on: bool) -> Any:
+    """Three steps before an update; the run may go on from a file that was saved after the second.
+
+    Gradients of the first step are each process's own, of the second those of all.
+    """
+    file = folder / "run.pykern"
+    pipe, _ = triggered()
+    with pipe:
+        with pipe.no_sync():
+            step(pipe, 0, rank)
+        with pytest.raises(CheckpointError, match="grads must be False after a step within no_s"):
+            checkpoint.save(file, pipe, grads=True)
+        checkpoint.save(folder / f"{rank}.pykern", pipe)
+        step(pipe, 1, rank)
+        if rank == 0:
+            checkpoint.save(file, pipe, grads=True)
+        dist.barrier()
+        if not goes_on:
+            step(pipe, 2, rank)
+            return [p.grad for p in pipe.parameters()]
+    pipe, _ = triggered()
+    with pipe:
+        checkpoint.load(file, pipe)
+        step(pipe, 2, rank)
+        return [p.grad for p in pipe.parameters()]
+
+
+def test_gradients_that_processes_have_summed_are_saved(tmp_path: Path) -> None:
+    wanted, _ = peers.run(2, within_accumulation, tmp_path, False)
+    for found in peers.run(2, within_accumulation, tmp_path, True):
         assert all(map(torch.equal, found, wanted))

@@ -100,6 +100,11 @@ class DataParallel(Feature):
             self._local = before
 
     @property
+    def has_own_gradients(self) -> bool:
+        """Whether there are gradients, and each process has its own."""
+        return not self._summed and any(p.grad is not None for p in self._model.parameters())
+
+    @property
     def group(self) -> ProcessGroup:
         """The group for collectives of the calling thread between steps."""
         return self._groups[0]
