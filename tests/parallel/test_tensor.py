@@ -274,6 +274,28 @@ def test_sequences_and_losses_in_shards() -> None:
         assert_near(found, gradients, bound_of(torch.float32))  # type: ignore[arg-type]
 
 
+def partly_frozen() -> list[nn.Module]:
+    model = words()
+    model[1].requires_grad_(requires_grad=False)
+    model[5].get_parameter("weight").requires_grad_(False)
+    return model
+
+
+def training(_: int) -> dict[str, bool]:
+    mesh = mesh_of(2)
+    styles = (mesh, SEQUENCES)
+    with pipeline(mesh, partly_frozen(), tensor_parallel=styles, balance=[3, 4]) as pipe:
+        return {name: parameter.requires_grad for name, parameter in pipe.named_parameters()}
+
+
+def test_what_was_frozen_stays_frozen_in_shards() -> None:
+    model = nn.Sequential(*partly_frozen())
+    wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    assert set(wanted.values()) == {False, True}
+    for found in peers.run(2, training):
+        assert found == wanted
+
+
 def with_dropout(_: int) -> Found:
     model = layers()
     model.insert(2, nn.Dropout(0.5))

@@ -99,11 +99,15 @@ class TensorParallel(Feature):
         with meeting(self.group):
             self.lanes = DeviceMeshes(self.group, device_type, lane_of)
         for one in self._found:
+            trains = {name: p.requires_grad for name, p in one.module.named_parameters()}
             try:
                 parallelize_module(one.module, self.lanes.meshes[lane_of[one.stage]], one.style)
             except Exception as error:
                 add_note(error, f"raised while {one.name} was sharded, in {one.style}")
                 raise
+            # torch's SequenceParallel makes parameters that train, whatever they did before.
+            for name, parameter in one.module.named_parameters():
+                parameter.requires_grad_(trains.get(name, parameter.requires_grad))
             watch_output(one.name, one.module, one.style, self.group.size())
 
     def attach(self, made: Made) -> None:
