@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import pykern
 from tests import peers
+from tests.parallel import sharded
 from tests.parallel.data_runs import pipeline
 
 pytestmark = pytest.mark.skipif(
@@ -87,3 +88,19 @@ def test_processes_whose_gradients_have_other_types_are_refused() -> None:
     for error in peers.outcomes(2, gradients, "differs", True):
         assert isinstance(error, pykern.PeerError)
         assert "got ones that differ in the parameters" in str(error)
+
+
+def in_shards(_: int) -> list[torch.dtype | None]:
+    layers = sharded.layers(torch.bfloat16)
+    for parameter in nn.ModuleList(layers).parameters():
+        parameter.grad_dtype = torch.float32
+    with sharded.pipeline(sharded.mesh_of(2), layers) as pipe:
+        x, y = sharded.batch_of(0)
+        pipe.step(x.bfloat16(), target=y.bfloat16())
+        return [None if p.grad is None else p.grad.dtype for p in pipe.parameters()]
+
+
+@pytest.mark.slow
+def test_gradients_of_shards_are_in_float32() -> None:
+    for dtypes in peers.run(2, in_shards):
+        assert set(dtypes) == {torch.float32}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,6 +17,7 @@ from ...plan import Plan
 from ...runtime.features.feature import Feature, Made, Told, TrainingStep
 from ...runtime.stage.stage import Stage
 from ...tensors.dtensor import settle_gradient
+from ...tensors.parameters import gradient_dtype
 from ...tensors.trees import tensors_in
 from ..peers.agreement import agreed_group, digest_of, values_digest
 from ..peers.errors import ErrorContext, PeerError, SlicesLost, is_of_peers, shown
@@ -99,15 +100,13 @@ class TensorParallel(Feature):
         with meeting(self.group):
             self.lanes = DeviceMeshes(self.group, device_type, lane_of)
         for one in self._found:
-            trains = {name: p.requires_grad for name, p in one.module.named_parameters()}
+            before = dict(one.module.named_parameters())
             try:
                 parallelize_module(one.module, self.lanes.meshes[lane_of[one.stage]], one.style)
             except Exception as error:
                 add_note(error, f"raised while {one.name} was sharded, in {one.style}")
                 raise
-            # torch's SequenceParallel makes parameters that train, whatever they did before.
-            for name, parameter in one.module.named_parameters():
-                parameter.requires_grad_(trains.get(name, parameter.requires_grad))
+            _keep_settings(before, one.module)
             watch_output(one.name, one.module, one.style, self.group.size())
 
     def attach(self, made: Made) -> None:
@@ -210,3 +209,12 @@ def _settle(stage: Stage) -> None:
     for layer in stage.originals:
         for parameter in layer.parameters():
             settle_gradient(parameter)
+
+
+def _keep_settings(before: Mapping[str, nn.Parameter], module: nn.Module) -> None:
+    """Settings that torch's new parameters lack: they forget `grad_dtype`, and some would train."""
+    for name, parameter in module.named_parameters():
+        if name in before:
+            parameter.requires_grad_(before[name].requires_grad)
+            if (dtype := gradient_dtype(before[name])) != parameter.dtype:
+                parameter.grad_dtype = dtype
