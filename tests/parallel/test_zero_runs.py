@@ -195,6 +195,31 @@ def test_a_scaler_over_all_processes() -> None:
         assert all(map(torch.equal, parameters, model.parameters()))
 
 
+def in_part_of_the_processes(rank: int) -> list[float]:
+    """Two of three processes train; by default torch's scaler would wait for the third."""
+    group = dist.new_group([0, 2])
+    if rank == 1:
+        return []
+    with pipeline(process_group=group) as pipe:
+        optimizer = ZeroOptimizer(pipe, torch.optim.SGD, lr=0.1)
+        x, y = batch_of(0, rank, 8)
+        with pytest.raises(ValueError, match=r"got one that waits for processes \[0, 1, 2\]"):
+            pipe.step(x, target=y, scaler=ShardedGradScaler("cpu"))
+        pipe.step(x, target=y, scaler=ShardedGradScaler("cpu", enabled=False))
+        optimizer.zero_grad()
+        if rank == 0:
+            x[0, 0] = torch.inf
+        scaler = ShardedGradScaler("cpu", init_scale=2.0**10, process_group=group)
+        pipe.step(x, target=y, scaler=scaler)
+        scaler.step(optimizer)
+        scaler.update()
+        return [scaler.get_scale()]
+
+
+def test_a_scaler_over_the_processes_of_the_pipeline() -> None:
+    assert peers.run(3, in_part_of_the_processes) == [[2.0**9], [], [2.0**9]]
+
+
 def fail_once(rank: int) -> list[Tensor]:
     """One process's stage fails; all hear of it, and the next steps are right."""
     fails = False

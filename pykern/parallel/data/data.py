@@ -62,7 +62,7 @@ class DataParallel(Feature):
         self._timeout = timeout_of(given)
         # Process groups made here; closing destroys them.
         self._own: list[ProcessGroup] = []
-        self.owners = Owners(given.rank())
+        self.owners = Owners(given)
         self._turn = threading.Lock()
         self._lost = ""
         # Whether the last gradients, if there are any, are the same in all processes.

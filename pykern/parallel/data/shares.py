@@ -107,11 +107,12 @@ class Owners:
     """The owner of each gradient's sum; until `share_out`, every process gets every sum.
 
     Args:
-        rank: this process's rank in the group.
+        group: the processes of the pipeline.
     """
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._rank = group.rank()
         self._owner_of: Mapping[Tensor, int] | None = None
         self._scaler_is_refused = ""
 
@@ -162,6 +163,7 @@ class Owners:
 
         Raises:
             TypeError: the scaler checks one process only, or no scaler can be used at all.
+            ValueError: the scaler checks other processes than those of the pipeline.
         """
         if scaler is None or self._owner_of is None:
             return
@@ -176,4 +178,12 @@ class Owners:
                 "scaler must be a ShardedGradScaler of torch.distributed.fsdp with a "
                 f"ZeroOptimizer, got a {type(scaler).__name__}, which would look for infinite "
                 "values in one process alone"
+            )
+        if not scaler.is_enabled():
+            return
+        theirs = dist.get_process_group_ranks(scaler.process_group)
+        if theirs != dist.get_process_group_ranks(self._group):
+            raise ValueError(
+                "scaler must check the processes of the pipeline, got one that waits for processes "
+                f"{theirs}. Make ShardedGradScaler(process_group=...) with the pipeline's group"
             )
