@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..plan.files.strict_json import shown
 from ..tensors.dtensor import local, shard_like
+from ..tensors.parameters import gradient_dtype
 from .errors import CheckpointError
 from .file import Tensors, digest, require_storable
 from .form import require_like, require_names
@@ -131,13 +132,13 @@ def fit_grads(model: nn.Module, saved: Mapping[str, Tensor]) -> Commit:
     grads: dict[nn.Parameter, Tensor] = {}
     for name, grad in saved.items():
         parameter = parameters[name]
-        require_like(parameter, grad, f"the gradient of {name}")
+        there = torch.empty_like(parameter, dtype=gradient_dtype(parameter))
+        require_like(there, grad, f"the gradient of {name}")
         if parameter in grads:
             raise CheckpointError(
                 f"{name} must have one gradient in the file, since it is tied here, got two. Untie "
                 "the parameters"
             )
-        there = torch.empty_like(parameter, dtype=grad.dtype)
         grads[parameter] = there.copy_(shard_like(parameter, grad))
 
     def commit() -> None:

@@ -54,6 +54,21 @@ def test_beside_other_parts_the_models_tensors_keep_their_names(file):
     ]
 
 
+@pytest.mark.skipif(not hasattr(torch.ones(1), "grad_dtype"), reason="this torch has no grad_dtype")
+def test_gradients_of_another_type_than_their_parameters_come_back(file):
+    model, other = nn.Linear(3, 4).bfloat16(), nn.Linear(3, 4).bfloat16()
+    for parameter in (*model.parameters(), *other.parameters()):
+        parameter.grad_dtype = torch.float32
+    model(torch.ones(2, 3).bfloat16()).sum().backward()
+    checkpoint.save(file, model, grads=True)
+    checkpoint.load(file, other)
+    for one, loaded in zip(model.parameters(), other.parameters(), strict=True):
+        assert loaded.grad is not None
+        assert one.grad is not None
+        assert loaded.grad.dtype == torch.float32
+        assert torch.equal(loaded.grad, one.grad)
+
+
 def test_a_tensor_with_the_name_of_a_files_metadata_comes_back(file):
     model = nn.Module()
     model.register_buffer("__metadata__", torch.ones(2))
