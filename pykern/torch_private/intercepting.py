@@ -93,8 +93,12 @@ def watch_draws() -> None:
 
 @lru_cache(maxsize=1)
 def _look_up(*_counts: int) -> None:
-    if not _libraries:
-        _library("_").fallback(_KEY, fallthrough_kernel, False)
+    # An interrupt may come between any two calls, and this is then called again: what is registered
+    # is asked of torch, and a library is kept when it has what it is there for.
+    if "_" not in _libraries:
+        others = _new_library("_")
+        others.fallback(_KEY, fallthrough_kernel, False)
+        _libraries["_"] = others
     for name in set(torch._C._dispatch_get_all_op_names()) - _watched:
         operation, _, overload = name.partition(".")
         # Operations for TorchScript alone have no entry.
@@ -106,6 +110,7 @@ def _look_up(*_counts: int) -> None:
             and not torch._C._dispatch_has_kernel_for_dispatch_key(
                 name, "CompositeImplicitAutograd"
             )
+            and not torch._C._dispatch_has_kernel_for_dispatch_key(name, _KEY)
         ):
             namespace, short = operation.split("::")
             func = getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
@@ -115,9 +120,12 @@ def _look_up(*_counts: int) -> None:
 
 def _library(namespace: str) -> Any:
     if namespace not in _libraries:
-        made = torch._C._dispatch_library("IMPL", namespace, "", __file__, 0)
-        _libraries[namespace] = made
+        _libraries[namespace] = _new_library(namespace)
     return _libraries[namespace]
+
+
+def _new_library(namespace: str) -> Any:
+    return torch._C._dispatch_library("IMPL", namespace, "", __file__, 0)
 
 
 def _intercepted(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
