@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..modes import same_numbers
-from .blocks import First, Head, OnFirst, OnPair, check_heads, check_rate, check_sizes, initialise
+from ..plan import require_counts
+from .blocks import First, Head, OnFirst, OnPair, check_heads, check_rate, initialise
 from .gpt import MLP, Attention, Embedding
 
 
@@ -77,8 +78,7 @@ def bert(  # noqa: PLR0913, PLR0917
 
     Paper: J. Devlin et al., "BERT", NAACL 2019, arXiv 1810.04805, section 3.
     """
-    sizes = {"vocab": vocab, "layers": layers, "width": width, "heads": heads, "context": context}
-    check_sizes(sizes)
+    require_counts(vocab=vocab, layers=layers, width=width, heads=heads, context=context)
     check_heads(width, heads)
     check_rate(dropout)
     if not 0 <= padding < vocab:

@@ -12,7 +12,6 @@ Most of these modules are not called, so hooks on them do not run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -91,13 +90,6 @@ class First(OnPair):
     def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor | LazyLogits:
         """Apply the layer to the first."""
         return self.layer(pair[0])  # type: ignore[no-any-return]
-
-
-def check_sizes(sizes: Mapping[str, int]) -> None:
-    """Raises ValueError if a size is below 1."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
 
 
 def check_heads(width: int, heads: int) -> None:

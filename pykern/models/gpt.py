@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ..kernels.activation_linear import gelu_linear
 from ..kernels.dropout import dropout as drop
 from ..modes import same_numbers
-from .blocks import Head, check_heads, check_rate, check_sizes, initialise, normed_linear
+from ..plan import require_counts
+from .blocks import Head, check_heads, check_rate, initialise, normed_linear
 
 
 class Embedding(nn.Module):
@@ -123,9 +124,7 @@ def gpt(  # noqa: PLR0913, PLR0917
     Paper: A. Radford et al., "Language Models are Unsupervised Multitask Learners", 2019 (GPT-2);
         initialisation from section 2.3.
     """
-    check_sizes(
-        {"vocab": vocab, "layers": layers, "width": width, "heads": heads, "context": context}
-    )
+    require_counts(vocab=vocab, layers=layers, width=width, heads=heads, context=context)
     check_heads(width, heads)
     check_rate(dropout)
     with same_numbers():

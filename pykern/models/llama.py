@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ..kernels.activation_linear import gated_linear
 from ..kernels.rope import rope
 from ..modes import same_numbers
-from .blocks import Head, check_heads, check_sizes, initialise, normed_linear
+from ..plan import require_counts
+from .blocks import Head, check_heads, initialise, normed_linear
 
 EPS = 1e-5
 
@@ -95,8 +96,8 @@ def llama(  # noqa: PLR0913, PLR0917
     Paper: H. Touvron et al., "LLaMA", 2023, arXiv 2302.13971, section 2.2; shared keys and values:
         J. Ainslie et al., "GQA", EMNLP 2023, arXiv 2305.13245.
     """
-    sizes = {"vocab": vocab, "layers": layers, "width": width, "heads": heads}
-    check_sizes(sizes | {"kv_heads": kv_heads, "hidden": hidden})
+    require_counts(vocab=vocab, layers=layers, width=width)
+    require_counts(heads=heads, kv_heads=kv_heads, hidden=hidden)
     check_attention(width, heads, kv_heads, base)
     with same_numbers():
         torch.manual_seed(seed)

@@ -15,7 +15,8 @@ from ..kernels.experts import experts
 from ..kernels.head_loss import LazyLogits
 from ..kernels.routing import balance_loss, route
 from ..modes import same_numbers
-from .blocks import Head, OnFirst, OnPair, check_sizes, initialise, normed
+from ..plan import require_counts
+from .blocks import Head, OnFirst, OnPair, initialise, normed
 from .llama import EPS, RotaryAttention, check_attention
 
 # The input and output of layers: x [batch, seq, width], and a scalar, the sum of balance losses.
@@ -111,9 +112,8 @@ def moe(  # noqa: PLR0913, PLR0917
     Paper: A. Jiang et al., "Mixtral of Experts", 2024, arXiv 2401.04088, section 2; balance: W.
         Fedus et al., "Switch Transformers", JMLR 2022, arXiv 2101.03961, section 2.2.
     """
-    sizes = {"vocab": vocab, "layers": layers, "width": width, "heads": heads}
-    sizes |= {"kv_heads": kv_heads, "hidden": hidden}
-    check_sizes(sizes | {"num_experts": num_experts, "num_chosen": num_chosen})
+    require_counts(vocab=vocab, layers=layers, width=width, heads=heads, kv_heads=kv_heads)
+    require_counts(hidden=hidden, num_experts=num_experts, num_chosen=num_chosen)
     check_attention(width, heads, kv_heads, base)
     for name, size in {"width": width, "hidden": hidden}.items():
         if size % 8:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..columns import in_columns
+from ..plan import require_counts
 from ..tensors.parameters import num_bytes, num_values
 from .bottleneck import balanced_ends, ends_for_speeds, spans_of
 from .profile import layer_bytes, layer_times_ns
@@ -207,19 +208,12 @@ def as_chain(
 
 
 def _check_num_stages(num_stages: int, num_layers: int) -> None:
-    _check_integer("num_stages", num_stages)
-    if num_stages < 1:
-        raise ValueError(f"num_stages must be at least 1, got {num_stages}")
+    require_counts(num_stages=num_stages)
     if num_layers < num_stages:
         raise ValueError(
             f"the model must have at least {num_stages} layers, one for each stage, got "
             f"{num_layers}. Split the model into more layers, or use fewer devices, chunks or waves"
         )
-
-
-def _check_integer(what: str, count: object) -> None:
-    if not isinstance(count, int) or isinstance(count, bool):
-        raise TypeError(f"{what} must be an integer, got {count!r}")
 
 
 def _count_parameters(name: str, layer: nn.Module) -> int:
@@ -286,7 +280,8 @@ def _price(prices: Mapping[str, float], name: str, kind: str) -> int:
 
 def _given_ends(counts: Sequence[int], num_stages: int, num_layers: int) -> list[int]:
     for count in counts:
-        _check_integer("each count of balance", count)
+        if type(count) is not int:
+            raise TypeError(f"each count of balance must be an int, got {count!r}")
     if len(counts) != num_stages or sum(counts) != num_layers or min(counts) < 1:
         raise ValueError(
             f"balance must hold {num_stages} counts of at least 1, one per stage, that sum to "

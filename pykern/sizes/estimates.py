@@ -22,7 +22,7 @@ from ..partition.split_points import SplitAt
 from ..pipeline.choose_levels import RecomputeArgument, choose_levels
 from ..pipeline.choose_plan import Schedule, choose_plan
 from ..pipeline.memory import stages_on
-from ..plan import Plan, lower
+from ..plan import Plan, lower, require_counts
 from ..plan.counts import one_for_each
 from ..plan.shares import Shares
 from ..runtime.loss import Loss, Losses
@@ -171,7 +171,7 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
 
 
 def _require_arguments(
-    devices: object,
+    devices: int,
     sample: object,
     loss_fn: object,
     optimizer: object,
@@ -179,12 +179,7 @@ def _require_arguments(
     recompute: object,
 ) -> None:
     """Refuses arguments that `Pipeline` takes in another form, and forgotten ones."""
-    if isinstance(devices, bool) or not isinstance(devices, int):
-        raise TypeError(
-            f"devices must be an int, got {devices!r}. Give the number of devices: none is used"
-        )
-    if devices < 1:
-        raise ValueError(f"devices must be at least 1, got {devices}")
+    require_counts(devices=devices)
     if sample is None:
         raise TypeError("sample must be the input of one microbatch, got None")
     for name, value in (("loss_fn", loss_fn), ("optimizer", optimizer)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..plan import require_counts
 from .compare import Bounds
 
 
@@ -31,7 +32,7 @@ class Verify:
 
     def __post_init__(self) -> None:
         if self.every is not None:
-            _require_count("every", self.every)
+            require_counts(every=self.every)
         for name in ("rtol", "atol"):
             bound = getattr(self, name)
             if not isinstance(bound, int | float) or isinstance(bound, bool):
@@ -55,21 +56,13 @@ def parse_verify(verify: bool | int | Verify) -> Verify | None:
     Raises:
         TypeError, ValueError: the argument is wrong.
     """
-    if verify is False:
-        return None
+    if isinstance(verify, bool):
+        return Verify() if verify else None
     if isinstance(verify, Verify):
         return verify
-    if verify is True:
-        return Verify()
-    _require_count("verify", verify)
+    if not isinstance(verify, int) or verify < 1:
+        raise (ValueError if isinstance(verify, int) else TypeError)(
+            "verify must be True, False, a whole number of at least 1 or a pykern.Verify, got "
+            f"{verify!r}"
+        )
     return Verify(every=verify)
-
-
-def _require_count(name: str, value: object) -> None:
-    rule = "a whole number of at least 1"
-    if name == "verify":
-        rule = f"True, False, {rule} or a pykern.Verify"
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be {rule}, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be {rule}, got {value}")

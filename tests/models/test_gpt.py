@@ -81,7 +81,7 @@ def test_it_learns_by_heart() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"layers": 0}, "layers must be 1 to 16777216, got 0"),
         ({"width": 15}, "heads must divide width, 15, got 2"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
     ],

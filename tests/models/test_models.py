@@ -138,7 +138,7 @@ def test_balance_is_in_the_loss_of_training_only():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: llama(kv_heads=0), "kv_heads must be at least 1, got 0"),
+        (lambda: llama(kv_heads=0), "kv_heads must be 1 to 16777216, got 0"),
         (lambda: llama(width=24, heads=8), "width / heads must be even, got 3"),
         (lambda: llama(heads=8, kv_heads=3), "kv_heads must divide heads, 8, got 3"),
         (lambda: llama(base=0.0), "base must be above 0, got 0.0"),

@@ -99,7 +99,7 @@ def test_the_table_of_a_model_without_parameters_has_no_shares() -> None:
     ("num_stages", "balance", "message"),
     [
         (3, "parameters", "the model must have at least 3 layers, one for each stage, got 2"),
-        (0, "parameters", "num_stages must be at least 1, got 0"),
+        (0, "parameters", "num_stages must be 1 to 16777216, got 0"),
         (2, "weight", "balance must be 'parameters', .*, got 'weight'"),
         (
             2,
@@ -151,9 +151,9 @@ def test_a_sample_that_would_be_ignored_is_refused() -> None:
             "layers must be an nn.Sequential or a list of modules, one per layer, got Linear",
         ),
         ([nn.ReLU(), "ReLU"], 1, "layers", "layer 1 must be an nn.Module, got str"),
-        ([nn.ReLU()], 1.0, "layers", "num_stages must be an integer, got 1.0"),
-        ([nn.ReLU()], True, "layers", "num_stages must be an integer, got True"),
-        ([nn.ReLU()], 1, [1.0], "each count of balance must be an integer, got 1.0"),
+        ([nn.ReLU()], 1.0, "layers", "num_stages must be an int, got 1.0"),
+        ([nn.ReLU()], True, "layers", "num_stages must be an int, got True"),
+        ([nn.ReLU()], 1, [1.0], "each count of balance must be an int, got 1.0"),
     ],
 )
 def test_wrong_types_are_refused(

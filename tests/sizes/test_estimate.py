@@ -249,7 +249,7 @@ def test_what_cannot_be_known_is_an_error_with_a_note() -> None:
 
 WRONG: list[tuple[str, Any, str]] = [
     ("devices", "cuda", "devices must be an int, got 'cuda'"),
-    ("devices", 0, "devices must be at least 1, got 0"),
+    ("devices", 0, "devices must be 1 to 16777216, got 0"),
     ("sample", None, "sample must be the input of one microbatch, got None"),
     ("loss_fn", None, "loss_fn must be callable, got NoneType"),
     ("optimizer", "AdamW", "optimizer must be callable, got str.* a class of torch.optim"),
