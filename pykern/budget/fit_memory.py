@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import accumulate
 
 from ..plan import Action, Kind, Plan
+from ..plan.inputs import inputs
 from .level_costs import BACKWARD, HeldBytes, StageCosts, StageLevel
-
-_Key = tuple[Kind, int, int]
 
 
 def most_held(
@@ -63,7 +62,7 @@ def _most(
     plan: Plan,
     device: int,
     held: Mapping[tuple[int, int], HeldBytes],
-    clocks: Mapping[_Key, Sequence[int]],
+    clocks: Mapping[Action, Sequence[int]],
 ) -> float:
     row = plan.rows[device]
     mine = {(action.stage, action.microbatch) for action in row}
@@ -72,8 +71,7 @@ def _most(
     let_go = [[0.0, *accumulate(_by_others(a, stages, mine, held) for a in r)] for r in plan.rows]
     most = own = 0.0
     for position, action in enumerate(row):
-        clock = clocks[_key(action)]
-        gone = sum(let_go[d][n] for d, n in enumerate(clock) if d != device)
+        gone = sum(let_go[d][n] for d, n in enumerate(clocks[action]) if d != device)
         before = own + gone + let_go[device][position]
         of_cell = held[action.stage, action.microbatch]
         own += of_cell.own.get(action.kind, 0.0)
@@ -94,36 +92,22 @@ def _by_others(
     return sum(held[cell].others.get(key, 0.0) for cell in cells if cell in mine)
 
 
-def _clocks(plan: Plan) -> dict[_Key, list[int]]:
+def _clocks(plan: Plan) -> dict[Action, list[int]]:
     """For each action, the number of actions of each device run when it begins, with itself."""
-    clocks: dict[_Key, list[int]] = {}
-    backward = {
-        (a.stage, a.microbatch): _key(a) for row in plan.rows for a in row if a.kind in BACKWARD
-    }
+    clocks: dict[Action, list[int]] = {}
+    planned = {action for row in plan.rows for action in row}
     done = [0] * plan.num_devices
     now = [[0] * plan.num_devices for _ in plan.rows]
     while any(done[d] < len(row) for d, row in enumerate(plan.rows)):
         for device, row in enumerate(plan.rows):
             while done[device] < len(row):
                 action = row[done[device]]
-                needed = _needs(action, backward)
-                if any(key not in clocks for key in needed):
+                needed = planned.intersection(inputs(action))
+                if not needed <= clocks.keys():
                     break
-                seen = [now[device], *(clocks[key] for key in needed)]
+                seen = [now[device], *(clocks[each] for each in needed)]
                 clock = [max(each) for each in zip(*seen, strict=True)]
                 done[device] += 1
                 clock[device] = done[device]
-                clocks[_key(action)] = now[device] = clock
+                clocks[action] = now[device] = clock
     return clocks
-
-
-def _needs(action: Action, backward: Mapping[tuple[int, int], _Key]) -> list[_Key]:
-    """The actions of other stages that the action depends on."""
-    if action.kind is Kind.F and action.stage > 0:
-        return [(Kind.F, action.stage - 1, action.microbatch)]
-    later = backward.get((action.stage + 1, action.microbatch))
-    return [later] if action.kind in BACKWARD and later is not None else []
-
-
-def _key(action: Action) -> _Key:
-    return action.kind, action.stage, action.microbatch

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..tensors.trees import all_tensors
 from .host_waits import HostWaits
 from .lines import called_by, called_by_runtime
 
@@ -82,13 +83,13 @@ class OnCpu(TorchFunctionMode):
             # `tensor.data = other`, by which modules move.
             self._set(*args[:2])
         elif to_gpu or (asked is None and self._any_on_gpu((args, kwargs))):
-            self.put(_tensors(result))
+            self.put(all_tensors(result))
         return result
 
     def _waits_for(self, name: str, args: Any) -> bool:
         if name in _INDEXING:
             masks = [
-                each for each in _tensors(args[1:2]) if each.dtype in (torch.bool, torch.uint8)
+                each for each in all_tensors(args[1:2]) if each.dtype in (torch.bool, torch.uint8)
             ]
             return bool(masks) and self._is_on_gpu(args[0])
         return name in _WAITS and bool(args) and self._any_on_gpu(args[:1])
@@ -136,7 +137,7 @@ class OnCpu(TorchFunctionMode):
         return self._waits.acting or tensor in self._on_gpus
 
     def _any_on_gpu(self, tree: Any) -> bool:
-        return any(self._is_on_gpu(tensor) for tensor in _tensors(tree))
+        return any(map(self._is_on_gpu, all_tensors(tree)))
 
 
 def _groups_devices() -> bool:
@@ -150,14 +151,3 @@ def _is_gpu(device: Any) -> bool:
         return device.type == "cuda" or device == _GPU
     is_index = isinstance(device, int) and not isinstance(device, bool)
     return is_index or (isinstance(device, str) and device.startswith("cuda"))
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors in arguments or results of torch's functions."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for each in tree:
-            yield from _tensors(each)
-    elif isinstance(tree, dict):
-        yield from _tensors(list(tree.values()))

@@ -22,6 +22,7 @@ from ..runtime.stage.skips import apart
 from ..runtime.stage.stage import Stage
 from ..trace import Environment
 from ..trace.cut_tape import Values
+from ..trace.opened import is_compiled
 from ..trace.routes import BATCH
 
 # Called where each stage begins, with its number.
@@ -63,7 +64,8 @@ class OwnForward:
             CannotFollow: a stage begins elsewhere than before the call of a module, or a module is
                 compiled.
         """
-        if None in self._names or any(map(_is_compiled, self._model.modules())):
+        # torch would recompile for a hook.
+        if None in self._names or is_compiled(self._model):
             raise CannotFollow
         left = dict(self._stage_of)
         calls: Counter[str] = Counter()
@@ -95,11 +97,6 @@ def _unhook(called: object) -> None:
     for key, hook in list(_global_forward_pre_hooks.items()):
         if hook is called:
             _global_forward_pre_hooks.pop(key, None)
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Whether torch compiles the module, and so would recompile for a hook."""
-    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
 class LayerByLayer:

@@ -167,7 +167,6 @@ class Verifier(Feature):
 
     def _inside(self, found: Sequence[Difference]) -> Divergence:
         """The origin of a difference when all boundaries agree."""
-        places = [self._subject.place_of(one.name) for one in found]
         first, last = found[0], self._subject.stages[-1].index
         if first.kind in ("loss", "output"):
             return Divergence(
@@ -175,6 +174,7 @@ class Verifier(Feature):
                 "agree.",
                 last,
             )
+        places = map(self._subject.place_of, (one.name for one in found))
         stage = next((place[0] for place in places if place is not None), None)
         where = "outside of the stages" if stage is None else f"within stage {stage}"
         return Divergence(
@@ -189,15 +189,10 @@ class Verifier(Feature):
             f"{count} of {num_gradients} gradients" if kind == "gradient" else f"{kind} ({count})"
             for kind, count in counts.items()
         ]
-        places = [self._subject.place_of(one.name) for one in found]
-        there = [
-            number
-            for number, place in enumerate(places)
-            if place is not None and origin.stage in (None, place[0])
-        ]
-        number = next(iter(there), 0)
+        placed = [(one, self._subject.place_of(one.name)) for one in found]
+        there = (pair for pair in placed if pair[1] and origin.stage in (None, pair[1][0]))
         summary = f"{name} of the pipeline differs from the plain model: {', '.join(counted)}"
-        return VerifyError(summary, found, found[number], places[number], origin)
+        return VerifyError(summary, found, *next(there, placed[0]), origin)
 
 
 def _raised(name: str, error: Exception) -> VerifyError:
