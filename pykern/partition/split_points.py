@@ -52,7 +52,11 @@ def counts_at(layers: Sequence[str], split_at: SplitAt, num_stages: int) -> list
     Raises:
         CutError: a layer does not exist, or stages would be empty or too many.
     """
-    starts = [_position(layers, name, _is_end(split_at, name)) for name in names_of(split_at)]
+    points = split_at if isinstance(split_at, Mapping) else {}
+    starts = [
+        _position(layers, name, is_end(f"split_at[{name!r}]", points.get(name, "BEGINNING")))
+        for name in names_of(split_at)
+    ]
     bounds = [0, *starts, len(layers)]
     for (start, end), name in zip(pairwise(bounds), [*names_of(split_at), "the end"], strict=True):
         if start >= end:
@@ -69,13 +73,16 @@ def counts_at(layers: Sequence[str], split_at: SplitAt, num_stages: int) -> list
     return [end - start for start, end in pairwise(bounds)]
 
 
-def _is_end(split_at: SplitAt, name: str) -> bool:
-    if not isinstance(split_at, Mapping):
-        return False
-    point = split_at[name]
+def is_end(what: str, point: Any) -> bool:
+    """Whether a `SplitPoint`, or its name, is at the end of a module; raises CutError for others.
+
+    Args:
+        what: the point's name in a message.
+        point: from the user.
+    """
     where = getattr(point, "name", point)
     if where not in ("BEGINNING", "END"):
-        raise CutError(f"split_at[{name!r}] must be BEGINNING or END, got {point!r}")
+        raise CutError(f"{what} must be BEGINNING or END, got {point!r}")
     return bool(where == "END")
 
 

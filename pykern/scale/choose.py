@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from operator import attrgetter
 
 from pykern.plan import require_counts
 from pykern.scale.cluster import Cluster
@@ -31,9 +32,11 @@ def layouts(cluster: Cluster, num_gpus: int) -> Iterator[Layout]:
     for tensor in range(1, cluster.box_size + 1):
         for pipeline in range(1, num_gpus // tensor + 1):
             data, rest = divmod(num_gpus, tensor * pipeline)
-            layout = Layout(data, tensor, pipeline)
-            if not rest and _fills(cluster, layout):
-                yield layout
+            if rest:
+                continue
+            # Not all layouts fill boxes evenly.
+            with suppress(ValueError):
+                yield Mesh(cluster, Layout(data, tensor, pipeline)).layout
 
 
 def best(
@@ -61,6 +64,7 @@ def best(
         if state_bytes(job, layout) <= usable and not job.batch % (layout.data * job.microbatch)
     ]
     found: list[Prediction] = []
+    by_time = attrgetter("step_ns")
     for bound_ns, layout in sorted(bounds):
         if len(found) == top and bound_ns > found[-1].step_ns:
             break
@@ -70,21 +74,8 @@ def best(
             if prediction.memory_bytes <= usable
         ]
         if fitting:
-            found.append(min(fitting, key=_step_ns))
-            found = sorted(found, key=_step_ns)[:top]
+            found = sorted([*found, min(fitting, key=by_time)], key=by_time)[:top]
     return found
-
-
-def _step_ns(prediction: Prediction) -> float:
-    return prediction.step_ns
-
-
-def _fills(cluster: Cluster, layout: Layout) -> bool:
-    try:
-        Mesh(cluster, layout)
-    except ValueError:
-        return False
-    return True
 
 
 def _predictions(

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykern.plan import Action, Costs, Kind, Plan, Span, Timeline, require_counts, simulate
+from pykern.plan.files.transfers import in_slots
 from pykern.plan.inputs import GRADIENTS, inputs
 
 # One number for each simulated step.
@@ -106,7 +107,7 @@ class _Walk:
         self._costs = costs
         self._device_of = {action: i for i, row in enumerate(plan.rows) for action in row}
         self._slots = [
-            deque(_slots(row, pairs))
+            deque(in_slots(row, pairs))
             for row, pairs in zip(timeline.rows, plan.overlaps, strict=True)
         ]
         self._ends_ns: list[Times] = [np.zeros(num_walks)] * plan.num_devices
@@ -150,12 +151,6 @@ class _Walk:
         sizes = self._costs.message_bytes
         num_bytes = sizes if isinstance(sizes, float) else sizes[boundary]
         return num_bytes / self._costs.bandwidth
-
-
-def _slots(row: tuple[Span, ...], pairs: tuple[int, ...]) -> list[tuple[Span, ...]]:
-    """Actions one by one, or by twos where they overlap."""
-    seconds = {first + 1 for first in pairs}
-    return [row[i : i + 1 + (i + 1 in seconds)] for i in range(len(row)) if i not in seconds]
 
 
 def _receivers(action: Action) -> list[Action]:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from .._C import WORK_PER_MS, Candidate
 from .._C import search as _search
+from ..one_of import require_one_of
 from ..plan import Costs, Kind, Memory, Placement, Plan, require_counts
 from ..plan.costs import changed
 from ..plan.counts import one_for_each
@@ -153,7 +154,8 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
         )
     if not 0 <= kept <= 1:
         raise ValueError(f"kept must be 0 to 1, got {kept}")
-    outside = _is_outside(loss)
+    require_one_of("loss", loss, get_args(LossPlace))
+    outside = loss == "outside"
     cap = _cap(memory, num_devices, num_microbatches if outside else 0)
     tried = _of_as_many_stages(placements(num_devices, max_chunks), costs)
     make = partial(_candidate, costs=costs, kept=kept, outside=outside)
@@ -167,14 +169,8 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
         if _knows_splits(candidate.costs) or not plan.has(Kind.I):
             plans[name] = forwards_first(plan) if outside else plan
     index = {placement: i for i, placement in enumerate(candidates)}
-    result = _search(
-        list(candidates.values()),
-        num_microbatches,
-        cap,
-        [(index[plan.placement], plan) for plan in plans.values()],
-        budget_ms,
-        seed,
-    )
+    seeds = [(index[plan.placement], plan) for plan in plans.values()]
+    result = _search([*candidates.values()], num_microbatches, cap, seeds, budget_ms, seed)
     makespans = dict(zip(plans, result.seed_makespans_ns, strict=True))
     return Found(
         plan=result.plan,
@@ -190,12 +186,6 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
         work_ms=result.work / WORK_PER_MS,
         loss=loss,
     )
-
-
-def _is_outside(loss: LossPlace) -> bool:
-    if loss not in get_args(LossPlace):
-        raise ValueError(f"loss must be 'inside' or 'outside', got {loss!r}")
-    return loss == "outside"
 
 
 def _cap(

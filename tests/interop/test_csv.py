@@ -166,7 +166,9 @@ def test_what_cannot_be_written_or_taken_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "schedule.csv"
     with pytest.raises(RuntimeError, match="has no plan yet"):
         schedule._dump_csv(file)
-    with pytest.raises(ValueError, match="format must be 'compute_only' or 'compute_comms', got"):
+    with pytest.raises(
+        ValueError, match="format must be one of 'compute_only' or 'compute_comms', got"
+    ):
         here("Interleaved1F1B", parts(NUM_STAGES))._dump_csv(file, format="both")
     assert not file.exists()
     with pytest.raises(

@@ -194,7 +194,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "format": (
         lambda: looped()._load_csv("plan.csv", format="csv"),
         ValueError,
-        "format must be 'compute_only' or 'compute_comms', got 'csv'",
+        "format must be one of 'compute_only' or 'compute_comms', got 'csv'",
     ),
 }
 

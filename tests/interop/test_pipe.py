@@ -261,7 +261,7 @@ X_OF_TWO = (torch.ones(2, WIDTH),)
         ),
         (Model(), {"split_policy": print}, "split_policy must be None, got a function"),
         (Model(), {"split_spec": {"layers.9": SplitPoint.END}}, "'layers.9'"),
-        (Model(), {"split_spec": {"layers.1": "MIDDLE"}}, "must be a SplitPoint, got 'MIDDLE'"),
+        (Model(), {"split_spec": {"layers.1": "MIDDLE"}}, "must be BEGINNING or END, got 'MIDDLE'"),
     ],
 )
 def test_misuse(model: nn.Module, options: Any, text: str) -> None:

@@ -94,7 +94,7 @@ def test_all_activations_have_to_fit():
     with pytest.raises(ValueError, match=r"memory must be at least .* = 2 with loss='outside'"):
         auto(4, 8, memory=1.0, loss="outside")
     assert auto(4, 8, memory=2.0, budget_ms=0, loss="outside").cap == (8.0,) * 4
-    with pytest.raises(ValueError, match="loss must be 'inside' or 'outside', got 'after'"):
+    with pytest.raises(ValueError, match="loss must be one of 'inside' or 'outside', got 'after'"):
         auto(4, 8, loss="after")  # type: ignore[arg-type]
 
 

@@ -15,8 +15,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ... import _C
 from ...modes import as_before
+from ...partition.split_points import is_end
 from ...tensors.trees import Call, flatten
-from ...trace import CutError, Marked, Marks, Untouched, is_list
+from ...trace import Marked, Marks, Untouched, is_list
 from ...trace.opened import require_module
 from ...user_code import warn
 from .recorded import AllNames, FirstRecordedStage, Following, RecordedStage
@@ -155,10 +156,8 @@ def _marks_in(module: nn.Module, call: Call, split_spec: Mapping[str, Any]) -> M
     for name, point in split_spec.items():
         # A module that has several names is called by any of them.
         require_module("split_spec", name, modules)
-        where = getattr(point, "name", point)
-        if where not in ("BEGINNING", "END"):
-            raise CutError(f"split_spec[{name!r}] must be a SplitPoint, got {point!r}")
-        (finder.before if where == "BEGINNING" else finder.behind).add(modules[name])
+        at_end = is_end(f"split_spec[{name!r}]", point)
+        (finder.behind if at_end else finder.before).add(modules[name])
     with Untouched(module, ()).kept(), as_before(), _C.Undo(finder.leave), torch.no_grad(), finder:
         finder.watch()
         module(*call[0], **call[1])

@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from ... import schedules
 from ...one_of import require_one_of
@@ -156,9 +156,8 @@ class PipelineScheduleMulti(PipelineSchedule):
         self._use(from_torch_csv(text.getvalue()))
 
 
-def _require_format(format: str) -> None:
-    if format not in ("compute_only", "compute_comms"):
-        raise ValueError(f"format must be 'compute_only' or 'compute_comms', got {format!r}")
+def _require_format(format: CsvFormat) -> None:
+    require_one_of("format", format, get_args(CsvFormat))
 
 
 class _Looped(PipelineScheduleMulti):

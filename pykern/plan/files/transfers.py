@@ -6,10 +6,11 @@ of sending, because torch matches sends and receives by that order alone.
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pykern._C import Action, Costs, Kind, Placement, Plan, Span, simulate
 
+T = TypeVar("T")
 # A slot holds one action, or two actions that share it.
 Slot = tuple[Action, ...]
 
@@ -46,17 +47,13 @@ class Transfer(NamedTuple):
 
 def slots_of(plan: Plan) -> list[list[Slot]]:
     """The rows with overlapped pairs as one item."""
-    rows = []
-    for row, starts in zip(plan.rows, plan.overlaps, strict=True):
-        seconds = {start + 1 for start in starts}
-        rows.append(
-            [
-                row[position : position + 2] if position + 1 in seconds else (row[position],)
-                for position in range(len(row))
-                if position not in seconds
-            ]
-        )
-    return rows
+    return [in_slots(row, pairs) for row, pairs in zip(plan.rows, plan.overlaps, strict=True)]
+
+
+def in_slots(row: tuple[T, ...], pairs: Sequence[int]) -> list[tuple[T, ...]]:
+    """Actions, or their spans, one by one, or by twos where pairs begin."""
+    seconds = {first + 1 for first in pairs}
+    return [row[i : i + 1 + (i + 1 in seconds)] for i in range(len(row)) if i not in seconds]
 
 
 def sent_by(action: Action, placement: Placement) -> Message | None:
