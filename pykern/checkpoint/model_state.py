@@ -1,6 +1,6 @@
 """A model's tensors by their own names, out of a model and back into one."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -111,8 +111,8 @@ def add_grads(model: nn.Module, tensors: Tensors) -> dict[str, str]:
             "outside of no_sync"
         )
     return {
-        name: tensors.add(f"grads/{name}", parameter.grad)
-        for name, parameter in _once(model)
+        (plain := name.replace(_COMPILED, "")): tensors.add(f"grads/{plain}", parameter.grad)
+        for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
 
@@ -146,8 +146,3 @@ def fit_grads(model: nn.Module, saved: Mapping[str, Tensor]) -> Commit:
             parameter.grad = grads.get(parameter)
 
     return commit
-
-
-def _once(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    for name, parameter in model.named_parameters():
-        yield name.replace(_COMPILED, ""), parameter

@@ -145,12 +145,9 @@ def _part(saved: Saved, name: str) -> Any:
     if saved.parts[name] is None:
         raise CheckpointError(
             f"{name} must be in the file to be loaded, got a file without it. Load with "
-            f"{name}={_WITHOUT[name]}"
+            f"{name}={False if name == 'rng' else None}"
         )
     return decode(saved.parts[name], saved.tensor)
-
-
-_WITHOUT = {"optimizer": "None", "scheduler": "None", "scaler": "None", "rng": "False"}
 
 
 def _tensors(saved: Saved, part: str) -> dict[str, Tensor]:

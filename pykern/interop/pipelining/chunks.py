@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.distributed.pipelining.microbatch import (
@@ -18,6 +18,14 @@ from ...tensors.trees import with_paths
 
 PositionalChunks = list[tuple[Any, ...]]
 KeywordChunks = list[dict[str, Any]]
+
+
+class ChunkSpecs(NamedTuple):
+    """How arguments are cut and outputs joined, as `split` and `merge` take it."""
+
+    args: Sequence[Any] | None
+    kwargs: Mapping[str, Any] | None
+    outputs: Any
 
 
 @dataclass(frozen=True)
@@ -37,10 +45,7 @@ class StepArguments:
         return self.target is not None or self.target_mbs is not None
 
     def arguments(
-        self,
-        num_microbatches: int,
-        args_spec: Sequence[Any] | None,
-        kwargs_spec: Mapping[str, Any] | None,
+        self, num_microbatches: int, specs: ChunkSpecs
     ) -> tuple[PositionalChunks, KeywordChunks]:
         """The arguments of each microbatch; see `split`.
 
@@ -55,7 +60,7 @@ class StepArguments:
             if (given := getattr(self, name)) is not None
         }
         if not given_cut:
-            return split(self.args, self.kwargs, num_microbatches, args_spec, kwargs_spec)
+            return split(self.args, self.kwargs, num_microbatches, specs.args, specs.kwargs)
         if self.args or self.kwargs or self.target is not None:
             raise ValueError(
                 f"a batch must be given either whole or pre-split, got {', '.join(given_cut)} and "
@@ -156,4 +161,4 @@ def merge(outputs: Sequence[Any], spec: Any) -> Any:
     return merge_chunks(list(outputs), spec)
 
 
-__all__ = ["StepArguments", "TensorChunkSpec", "merge", "split", "split_target"]
+__all__ = ["ChunkSpecs", "StepArguments", "TensorChunkSpec", "merge", "split", "split_target"]

@@ -41,23 +41,19 @@ class PipelineSchedule:
     # Stages of a device; None where there may be any number.
     _chunks: ClassVar[int | None] = None
 
-    def __init__(  # noqa: PLR0913, PLR0917 - all that torch's have in common
+    def __init__(
         self,
         stages: Sequence[PipelineStage],
         n_microbatches: int,
         loss_fn: Loss | None,
-        args_chunk_spec: tuple[Any, ...] | None,
-        kwargs_chunk_spec: dict[str, Any] | None,
-        output_merge_spec: Any,
+        specs: chunks.ChunkSpecs,
         scale_grads: bool,
     ) -> None:
         self._stages = _checked(stages)
         self._num_stages = stages[0].num_stages
         self._n_microbatches = n_microbatches
         self._loss_fn = loss_fn
-        self._args_chunk_spec = args_chunk_spec
-        self._kwargs_chunk_spec = kwargs_chunk_spec
-        self._output_merge_spec = output_merge_spec
+        self._specs = specs
         self.scale_grads = scale_grads
         self._plan: Plan | None = None
         self._engine: Engine | None = None
@@ -163,9 +159,7 @@ class PipelineSchedule:
         if losses is not None and self._has_last and not batch.has_target:
             raise RuntimeError("losses must be None without a target, got a list. Give target=")
         count = self._n_microbatches
-        arguments, by_microbatch = batch.arguments(
-            count, self._args_chunk_spec, self._kwargs_chunk_spec
-        )
+        arguments, by_microbatch = batch.arguments(count, self._specs)
         loss = self._loss_fn if batch.has_target else None
         if loss is not None and loss_kwargs:
             loss = partial(loss, **loss_kwargs)
@@ -183,7 +177,7 @@ class PipelineSchedule:
         if not return_outputs:
             return None
         outputs = [results.outputs[number] for number in range(count)]
-        return chunks.merge(outputs, self._output_merge_spec)
+        return chunks.merge(outputs, self._specs.outputs)
 
     def _shared_out(self, by_microbatch: Sequence[Keywords]) -> dict[int, Sequence[Keywords]]:
         """The keyword arguments that each stage names."""

@@ -15,6 +15,7 @@ from ...plan import load_plan
 from ...plan.files import load_torch_csv, save_torch_csv
 from ...plan.files.torch_csv import from_torch_csv
 from ...runtime.loss import Loss
+from .chunks import ChunkSpecs
 from .schedule import PipelineSchedule
 from .stage import PipelineStage
 
@@ -51,15 +52,9 @@ class PipelineScheduleSingle(PipelineSchedule):
         output_merge_spec: dict[str, Any] | tuple[Any] | None = None,
         scale_grads: bool = True,
     ) -> None:
-        super().__init__(
-            stage if isinstance(stage, Sequence) else [stage],
-            n_microbatches,
-            loss_fn,
-            args_chunk_spec,
-            kwargs_chunk_spec,
-            output_merge_spec,
-            scale_grads,
-        )
+        stages = stage if isinstance(stage, Sequence) else [stage]
+        specs = ChunkSpecs(args_chunk_spec, kwargs_chunk_spec, output_merge_spec)
+        super().__init__(stages, n_microbatches, loss_fn, specs, scale_grads)
 
 
 class PipelineScheduleMulti(PipelineSchedule):
@@ -94,15 +89,8 @@ class PipelineScheduleMulti(PipelineSchedule):
                 "backward_requires_autograd must be True, got False. The backward is always "
                 "autograd's"
             )
-        super().__init__(
-            stages,
-            n_microbatches,
-            loss_fn,
-            args_chunk_spec,
-            kwargs_chunk_spec,
-            output_merge_spec,
-            scale_grads,
-        )
+        specs = ChunkSpecs(args_chunk_spec, kwargs_chunk_spec, output_merge_spec)
+        super().__init__(stages, n_microbatches, loss_fn, specs, scale_grads)
 
     def _load_csv(
         self, filename: str | os.PathLike[str], format: CsvFormat = "compute_only"
