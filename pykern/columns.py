@@ -1,8 +1,14 @@
-"""Tables as plain text."""
+"""Tables and counts as plain text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+
+def counted(number: int, noun: str) -> str:
+    """The number with its noun, as in "1 step", "1,000 steps" and "2 microbatches"."""
+    plural = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{plural}"
 
 
 def in_columns(rows: Sequence[Sequence[str]], left: int | None = None) -> str:

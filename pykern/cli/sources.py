@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ..columns import counted
 from ..plan import Costs, Plan, load_plan_and_costs
 from ..plan.files import SUFFIXES
 from ..plan.shares import Shares
@@ -106,10 +107,11 @@ def sources_of(
             plan = by_name[name](num_devices, num_microbatches, **of_schedule(name, options))
             costs = None
         plan = shares.side_by_side(plan)
-        counted = f"{plan.num_stages} stages, {plan.num_microbatches} microbatches"
+        numbers = [counted(plan.num_stages, "stage"), counted(plan.num_microbatches, "microbatch")]
         if counts.replicas > 1:
-            counted += f", {counts.replicas} replicas"
-        sources.append(PlanSource(f"{shown.get(name, name)}, {counted}", plan, costs))
+            numbers.append(counted(counts.replicas, "replica"))
+        label = ", ".join([shown.get(name, name), *numbers])
+        sources.append(PlanSource(label, plan, costs))
     return sources
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from ..columns import counted
 from ..plan.drawing import as_text, save_chrome_trace, save_picture
 from .sample import printable
 
@@ -47,15 +48,16 @@ def opening(
     parameters = sum(parameter.numel() for parameter in pipe.parameters())
     plan = pipe.plan
     console.print(
-        f"A byte-level GPT of {parameters:,} parameters, cut into {plan.num_stages} stages on "
-        f"{plan.num_devices} devices:\n"
+        f"A byte-level GPT of {parameters:,} parameters, cut into "
+        f"{counted(plan.num_stages, 'stage')} on {counted(plan.num_devices, 'device')}:\n"
     )
     console.print(Text(indent(str(pipe.partition), "  ")))
     source = f"{corpus.source} ({len(corpus.training):,} bytes)"
     console.print(
         Text(
             f"\nTraining on {source}:\n"
-            f"{steps} steps of {bytes_per_step:,} bytes in {plan.num_microbatches} microbatches.\n"
+            f"{counted(steps, 'step')} of {bytes_per_step:,} bytes in "
+            f"{counted(plan.num_microbatches, 'microbatch')}.\n"
         )
     )
 

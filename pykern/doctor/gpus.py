@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .. import _C
+from ..columns import counted
 from .diagnosis import Fact
 
 
@@ -32,7 +33,7 @@ def gpus(torch_cuda: str | None) -> Iterator[Fact]:
 
 def of_driver(served: str, torch_cuda: str | None, num_devices: int) -> Fact:
     """Whether torch can use the driver."""
-    value = f"CUDA {served}, {num_devices} devices"
+    value = f"CUDA {served}, {counted(num_devices, 'device')}"
     problem = ""
     if num_devices and torch_cuda is None:
         problem = "torch is built without CUDA: install a torch for CUDA to use these GPUs."

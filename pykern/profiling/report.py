@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..columns import counted
 from ..plan import Timeline, simulate
 from .causes import Causes, causes_of
 from .changes import Improvement, changes_of
@@ -52,14 +53,15 @@ class Report(InTables):
         seen, plan = self.seen, self.seen.plan
         batch, told = "", ""
         if seen.rows is not None:
-            batch = f"of {seen.rows} rows "
+            batch = f"of {counted(seen.rows, 'row')} "
             rate = seen.rows / seen.step_ns * 1e9 if seen.step_ns else 0.0
             tokens = seen.tokens_of_row
             told = f" ({rate:,.0f} rows/s"
             told += ")" if tokens is None else f", {rate * tokens:,.0f} tokens/s)"
         return (
-            f"{seen.num_steps} steps {batch}in {plan.num_microbatches} microbatches, "
-            f"{plan.num_stages} stages on {plan.num_devices} devices. A step takes "
+            f"{counted(seen.num_steps, 'step')} {batch}in "
+            f"{counted(plan.num_microbatches, 'microbatch')}, {counted(plan.num_stages, 'stage')} "
+            f"on {counted(plan.num_devices, 'device')}. A step takes "
             f"{seen.step_ns / 1e6:.2f} ms{told}, its actions {in_ms(seen.timeline.makespan_ns)} "
             f"ms, and {in_ms(self.predicted.makespan_ns)} ms as predicted. The bubble ratio is "
             f"{seen.timeline.bubble_ratio:.3f}, and {self.predicted.bubble_ratio:.3f} as predicted."

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..columns import in_columns
+from ..columns import counted, in_columns
 from ..partition.chain import call_of, max_stages
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.profiled import tokens_of_row
@@ -118,11 +118,13 @@ class Choice:
     def about(self) -> str:
         """The batches, devices and numbers of plans behind the table, in one line."""
         asked, measured = self.asked, self.measured
-        shared = f" that share {measured.cores} cores" if measured.cores < asked.num_devices else ""
+        cores = counted(measured.cores, "core")
+        shared = f" that share {cores}" if measured.cores < asked.num_devices else ""
         ran = sum(one.measured_ns is not None for one in self.proposals)
         return (
-            f"batches of {asked.rows} rows, {len(measured.units)} units, {asked.num_devices} "
-            f"devices{shared}; {self.num_simulated} plans simulated, {ran} run"
+            f"batches of {counted(asked.rows, 'row')}, {counted(len(measured.units), 'unit')}, "
+            f"{counted(asked.num_devices, 'device')}{shared}; "
+            f"{counted(self.num_simulated, 'plan')} simulated, {ran} run"
         )
 
 

@@ -189,6 +189,11 @@ def test_a_file_s_own_costs_hold_unless_others_are_given(tmp_path: Path) -> None
     )
 
 
+def test_one_of_a_kind_is_told_in_the_singular() -> None:
+    result = pykern_("plan", "gpipe", "-p", "1", "-m", "1")
+    assert result.stdout.startswith("gpipe, 1 stage, 1 microbatch  makespan 3 ms")
+
+
 def test_two_are_compared_on_one_time_axis(tmp_path: Path) -> None:
     out = tmp_path / "both.svg"
     arguments = ("one_f_one_b", "-p", "2", "-m", "4", "--compare", "hanayo", "--waves", "2")
