@@ -68,7 +68,7 @@ def compare(
 def _shown(results: "BoxResults") -> str:
     from rich.table import Table
 
-    table = Table("figure", title_justify="left")
+    table = Table("figure")
     for heading in ("median", "20 %", "80 %", "predicted", "unit"):
         table.add_column(heading, justify="right")
     for figure in results.figures:

@@ -62,20 +62,10 @@ class AsyncPipeline(Pipeline):
         reduction: Literal["mean", "sum"] = "mean",
         **options: Any,
     ) -> None:
-        given = {name: options.pop(name) for name in _FIELDS & options.keys()}
-        self._open(
-            Request(
-                model=model,
-                devices=devices,
-                schedule=schedule,
-                microbatches=microbatches,
-                optimizer=optimizer,
-                loss_fn=loss_fn,
-                reduction=reduction,
-                options=options,
-                **given,
-            )
-        )
+        given = locals()
+        arguments = {name: given[name] for name in _FIELDS & given.keys()}
+        arguments |= {name: options.pop(name) for name in _FIELDS & options.keys()}
+        self._open(Request(**arguments))
 
     def flush(self) -> Tensor | None:
         """Runs the microbatches that are in flight, with their updates.

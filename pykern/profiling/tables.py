@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..plan import Bubble, bubbles, critical_path
@@ -43,8 +43,8 @@ def of_devices(seen: Observed) -> Sheet:
         row = (
             str(device),
             in_ms(seen.timeline.busy_ns(device)),
-            in_ms(idle_ns(was)),
-            in_ms(idle_ns(then)),
+            in_ms(sum(parts_of(was))),
+            in_ms(sum(parts_of(then))),
             *map(in_ms, parts_of(was)),
             str(seen.timeline.peak_in_flight(device)),
         )
@@ -89,18 +89,10 @@ def of_changes(changes: Sequence[Improvement]) -> Sheet:
     return Sheet("Changes that would help", columns, rows or [("none found", "", "", "", "")])
 
 
-def idle_ns(bubble: Bubble) -> float:
-    """The whole idle time of a device."""
-    return sum(parts_of(bubble))
-
-
-def parts_of(bubble: Bubble) -> Iterator[float]:
-    """The parts of the idle time, in the order of the table."""
-    yield bubble.before_first_ns
-    yield bubble.after_last_ns
-    yield bubble.compute_ns
-    yield bubble.transfer_ns
-    yield bubble.issue_ns
+def parts_of(bubble: Bubble) -> tuple[float, ...]:
+    """The parts of the idle time of a device, in the order of the table."""
+    ends = bubble.before_first_ns, bubble.after_last_ns
+    return *ends, bubble.compute_ns, bubble.transfer_ns, bubble.issue_ns
 
 
 def in_ms(ns: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from ..tensors.trees import all_tensors
 from ..torch_private import DispatchMode
 
 _ATEN = torch.ops.aten
-_Shapes = Callable[..., int]
 
 
 class OperationTimes(DispatchMode):

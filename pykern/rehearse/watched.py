@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,9 +15,15 @@ from ..runtime.batch import Batch, Outputs
 from ..runtime.devices import Device
 from ..runtime.driver import Program
 from ..runtime.features.feature import Feature, Made
+from ..runtime.gpu.capture.refusals import (
+    CannotCapture,
+    refuse_batch,
+    refuse_loss,
+    refuse_plan,
+    refuse_stage,
+)
 from ..runtime.stage.stage import Run, Stage
 from ..tensors.trees import all_tensors
-from .captures import against_capture
 from .memory import Fit, fit_of
 from .operation_times import OperationTimes
 from .setting import RehearsalEnds, Setting
@@ -97,7 +103,7 @@ class Watched(Feature):
             self.losses.append(float(loss))
             if is_first:
                 stages = self._made.executor.stages
-                self.obstacles = [*against_capture(self.plan, stages, batch)]
+                self.obstacles = [*_against_capture(self.plan, stages, batch)]
         return loss
 
     def close_pipeline(self) -> None:
@@ -128,3 +134,18 @@ class Watched(Feature):
             with OperationTimes(self._at.box.devices[lane.device.index]) as times:
                 call(microbatch)
             self.times[kind, stage].append(times.ns)
+
+
+def _against_capture(plan: Plan, stages: Sequence[Stage], batch: Batch) -> Iterator[str]:
+    """The reasons to refuse a capture of this step, which has run; one for each stage."""
+    of_stages = [partial(refuse_stage, stage) for stage in stages]
+    for refuse in (
+        partial(refuse_plan, plan),
+        *of_stages,
+        partial(refuse_loss, batch),
+        partial(refuse_batch, batch),
+    ):
+        try:
+            refuse()
+        except CannotCapture as error:
+            yield str(error)

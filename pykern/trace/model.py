@@ -248,8 +248,8 @@ class Traced:
     def _cut_tape(self, tape: Tape, key: Any) -> CutTape:
         """A tape in pieces, for calls of this key with which its reads hold."""
         starts = self._starts(tape)
-        self._fill(tape, starts)
         ends = [*starts[1:], len(tape.instructions)]
+        self._fill(tape, starts, ends)
         cut_tape = CutTape(tape, ends, self._stage_of, self._direct)
         self._cut_tapes.setdefault(key, []).append(cut_tape)
         self._forget()
@@ -266,9 +266,8 @@ class Traced:
         module = dict(self._model.named_modules()).get(anchor)
         return module is None or next(module.parameters(), None) is not None
 
-    def _fill(self, tape: Tape, starts: Sequence[int]) -> None:
+    def _fill(self, tape: Tape, starts: Sequence[int], ends: Sequence[int]) -> None:
         """Has the segments hold what the tape's instructions call and read."""
-        ends = [*starts[1:], len(tape.instructions)]
         for segment, start, end in zip(self.segments.values(), starts, ends, strict=True):
             for instruction in tape.instructions[start:end]:
                 segment.hold(instruction, self._model)

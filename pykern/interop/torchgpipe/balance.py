@@ -29,15 +29,6 @@ def balance_by_time(partitions: int, module: nn.Sequential, sample: Any) -> list
 def balance_by_size(partitions: int, module: nn.Sequential, sample: Any) -> list[int]:
     """Balances by the bytes of parameters, gradients, Adam's moments, and what forwards keep.
 
-    Args:
-        partitions: how many there are to be.
-        module: a chain of layers.
-        sample: an input of the first layer, as large as a microbatch.
-
-    Returns:
-        The number of layers of each partition.
-
-    Raises:
-        TypeError, ValueError: as `pykern.partition.partition`.
+    See `balance_by_time`. The sample is as large as a microbatch.
     """
     return [len(stage) for stage in partition(module, partitions, "memory", sample).stages]
