@@ -28,7 +28,7 @@ except ImportError as error:
     ) from error
 
 from ..notes import add_note
-from ..plan.files.json_form import checksum, require_equal, require_keys
+from ..plan.files.json_form import checksum, require_equal, require_object
 from ..plan.files.strict_json import MAX_VALUES, read_json, require_plausible, shown
 from ..replacing import replacing
 from ..tensors.dtensor import is_dtensor, whole
@@ -239,12 +239,8 @@ def _index_of(metadata: dict[str, str] | None) -> dict[str, Any]:
         raise CheckpointError("the file must be one that pykern.checkpoint.save wrote, got another")
     try:
         require_equal("metadata", metadata, METADATA | {INDEX: metadata[INDEX]})
-        index = read_json(metadata[INDEX], max_values=MAX_VALUES)
-        if not isinstance(index, dict):
-            raise CheckpointError(f"the index must be a JSON object, got {shown(index)}")
-        require_equal("format", index.get("format"), FORMAT)
-        require_equal("version", index.get("version"), VERSION)
-        require_keys("the index", index, {*HEADER, *PARTS}, {*HEADER, *PARTS})
+        index: dict[str, Any] = read_json(metadata[INDEX], max_values=MAX_VALUES)
+        require_object("the index", index, FORMAT, VERSION, HEADER + PARTS)
         require_equal("sha256", index["sha256"], checksum(index))
     except ValueError as error:
         raise CheckpointError(

@@ -14,7 +14,7 @@ from torch import nn
 from ..partition.chain import max_stages
 from ..plan import Plan
 from ..plan.files import write_text
-from ..plan.files.json_form import from_json, to_json
+from ..plan.files.json_form import from_json, require_object, to_json
 from ..plan.files.strict_json import read_json
 from .choose_levels import Levels
 
@@ -76,16 +76,13 @@ class Tuned:
             OSError: it cannot be read.
         """
         content = read_json(Path(path).read_text(encoding="utf-8"))
-        header = (FORMAT, VERSION)
-        if not isinstance(content, dict) or tuple(map(content.get, _KEYS[:2])) != header:
+        try:
+            require_object("the file", content, FORMAT, VERSION, _KEYS)
+        except ValueError as error:
             raise ValueError(
-                f"tuned must be a file that pykern.tune's Choice.save has written, got {path}"
-            )
-        if set(content) != set(_KEYS):
-            raise ValueError(
-                f"keys of {path} must be {', '.join(_KEYS)}, got {list(content)}. Write the file "
-                "by pykern.tune's Choice.save"
-            )
+                f"tuned must be a file that pykern.tune's Choice.save has written, got {path}: "
+                f"{error}"
+            ) from None
         plan, _ = from_json(json.dumps(content["plan"]))
         return cls(**{key: content[key] for key in _KEYS[2:-1]}, plan=plan)
 

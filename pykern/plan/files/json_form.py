@@ -5,7 +5,8 @@ Keys, types and ranges are exact; the reader guesses nothing and has no defaults
 
 import hashlib
 import json
-from math import isnan, nan
+from collections.abc import Collection
+from math import nan
 from sys import float_info
 from typing import Any
 
@@ -63,29 +64,22 @@ def to_json(plan: Plan, costs: Costs | None = None) -> str:
         "overlaps": plan.overlaps,
     }
     if costs is not None:
-        values = {name: getattr(costs, name) for name in COSTS}
-        values |= {name: known_or_none(values[name]) for name in TIMES}
-        content["costs"] = values | {"bandwidth": finite_or_none(costs.bandwidth)}
+        content["costs"] = {name: or_none(getattr(costs, name)) for name in COSTS}
         costs_of(content["costs"], plan)
     content["sha256"] = checksum(content)
     lines = [f"  {json.dumps(key)}: {laid_out(value)}" for key, value in content.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def finite_or_none(value: float) -> float | None:
-    """The value, or None for infinity, which JSON lacks."""
+def or_none(value: Any) -> Any:
+    """The value, or None for an unknown time (NaN) and for infinity, both of which JSON lacks."""
+    if isinstance(value, list):
+        return [or_none(each) for each in value]
     return value if value <= float_info.max else None
 
 
-def known_or_none(times: float | list[float]) -> float | list[float | None] | None:
-    """The times, with None for NaN, which marks an unknown time and which JSON lacks."""
-    if isinstance(times, list):
-        return [None if isnan(time) else time for time in times]
-    return None if isnan(times) else times
-
-
 def nan_for_none(times: Any) -> Any:
-    """The times with NaN for None: the inverse of `known_or_none`."""
+    """The times with NaN for None."""
     if isinstance(times, list):
         return [nan if time is None else time for time in times]
     return nan if times is None else times
@@ -118,12 +112,10 @@ def from_json(text: str) -> tuple[Plan, Costs | None]:
         ValueError: The text does not hold a plan; the message names the key and the value.
         PlanError: The plan breaks a rule.
     """
-    return values_of(parse(text))
-
-
-def values_of(content: Content) -> tuple[Plan, Costs | None]:
-    """The plan and the costs of the object, after its header is checked."""
-    require_header(content)
+    content = read_json(text, max_values=MAX_VALUES)
+    require_object("a plan", content, FORMAT, VERSION, KEYS, optional=("costs",))
+    require_lengths(content)
+    require_equal("sha256", content["sha256"], checksum(content))
     replicas = [
         int_list(f"replicas[{index}]", replica)
         for index, replica in enumerate(list_of("replicas", content["replicas"]))
@@ -143,21 +135,20 @@ def values_of(content: Content) -> tuple[Plan, Costs | None]:
     return plan, costs
 
 
-def parse(text: str) -> Content:
-    """One JSON object without repeated keys or infinities."""
-    content = read_json(text, max_values=MAX_VALUES)
+def require_object(
+    what: str,
+    content: object,
+    form: str,
+    version: int,
+    keys: Collection[str],
+    optional: Collection[str] = (),
+) -> None:
+    """Refuses all but an object of this format and version, with these keys."""
     if not isinstance(content, dict):
-        raise ValueError(f"a plan must be a JSON object, got {shown(content)}")
-    return content
-
-
-def require_header(content: Content) -> None:
-    """Refuses an object of another format or version, with other keys, or that was changed."""
-    require_equal("format", content.get("format"), FORMAT)
-    require_equal("version", content.get("version"), VERSION)
-    require_keys("a plan", content, required=set(KEYS) - {"costs"}, allowed=set(KEYS))
-    require_lengths(content)
-    require_equal("sha256", content["sha256"], checksum(content))
+        raise ValueError(f"{what} must be a JSON object, got {shown(content)}")
+    require_equal("format", content.get("format"), form)
+    require_equal("version", content.get("version"), version)
+    require_keys(what, content, required=set(keys) - set(optional), allowed=set(keys))
 
 
 def require_lengths(content: Content) -> None:
