@@ -62,10 +62,20 @@ class AsyncPipeline(Pipeline):
         reduction: Literal["mean", "sum"] = "mean",
         **options: Any,
     ) -> None:
-        given = locals()
-        arguments = {name: given[name] for name in _FIELDS & given.keys()}
-        arguments |= {name: options.pop(name) for name in _FIELDS & options.keys()}
-        self._open(Request(**arguments))
+        given = {name: options.pop(name) for name in _FIELDS & options.keys()}
+        self._open(
+            Request(
+                model=model,
+                devices=devices,
+                schedule=schedule,
+                microbatches=microbatches,
+                optimizer=optimizer,
+                loss_fn=loss_fn,
+                reduction=reduction,
+                options=options,
+                **given,
+            )
+        )
 
     def flush(self) -> Tensor | None:
         """Runs the microbatches that are in flight, with their updates.

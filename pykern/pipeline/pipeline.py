@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any, Literal
 
 from torch import nn
@@ -37,9 +36,6 @@ from .request import Compile, Request
 from .steps import Steps
 from .tuned import with_tuned
 from .with_graph import WithGraph
-
-# The arguments of a Pipeline that a request has.
-_ARGUMENTS = [field.name for field in fields(Request) if field.name != "optimizer"]
 
 
 class Pipeline(Steps):
@@ -154,8 +150,30 @@ class Pipeline(Steps):
         compile: Compile = False,
         **options: Any,
     ) -> None:
-        given = locals()
-        arguments = {name: given[name] for name in _ARGUMENTS}
+        arguments = {
+            "model": model,
+            "devices": devices,
+            "schedule": schedule,
+            "microbatches": microbatches,
+            "replicas": replicas,
+            "loss_fn": loss_fn,
+            "reduction": reduction,
+            "balance": balance,
+            "sample": sample,
+            "split_at": split_at,
+            "whole": whole,
+            "capture": capture,
+            "recompute": recompute,
+            "check_finite": check_finite,
+            "deferred_batch_norm": deferred_batch_norm,
+            "process_group": process_group,
+            "tensor_parallel": tensor_parallel,
+            "verify": verify,
+            "timeout": timeout,
+            "issue": issue,
+            "compile": compile,
+            "options": options,
+        }
         self._open(Request(**with_tuned(tuned, arguments)))
 
     def _open(self, asked: Request) -> None:
