@@ -18,7 +18,7 @@ from ..plan import Plan
 from ..runtime import microbatch
 from ..runtime.loss import Losses
 from ..runtime.stage.stage import Stage
-from ..tensors.parameters import bytes_of, distinct, held_by
+from ..tensors.parameters import bytes_of, distinct, gradient_bytes, held_by
 from ..tensors.trees import Call
 from .left_alone import left_alone
 from .steps import Steps
@@ -109,7 +109,7 @@ def memory_of(
             DeviceMemory(
                 bytes_of(parameters),
                 bytes_of(buffers),
-                bytes_of(trained),
+                gradient_bytes(trained),
                 None if optimizer is None else _state_bytes(parameters, optimizer),
                 None if activations is None else activations[device],
                 driver.transfer_bytes(device),

@@ -25,7 +25,7 @@ from ..profiling.observed import OtherPlan
 from ..profiling.stage_costs import median_costs
 from ..runtime import microbatch
 from ..runtime.loss import Loss
-from ..tensors.parameters import bytes_of, held_by
+from ..tensors.parameters import bytes_of, gradient_bytes, held_by
 from ..tensors.trees import Call, all_tensors
 from .choose_plan import choose_plan
 from .left_alone import left_alone
@@ -230,7 +230,7 @@ def _held_bytes(pipe: Steps, call: Call, target: Any) -> list[float]:
     for homes in pipe.plan.placement.replicas:
         for stage, device in zip(pipe._executor.stages, homes, strict=True):
             parameters, buffers, trained = held_by(stage.originals)
-            held[device] += bytes_of([*parameters, *buffers, *trained])
+            held[device] += bytes_of([*parameters, *buffers]) + gradient_bytes(trained)
     return held
 
 

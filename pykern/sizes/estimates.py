@@ -27,7 +27,7 @@ from ..plan.counts import one_for_each
 from ..plan.shares import Shares
 from ..runtime.loss import Loss, Losses
 from ..runtime.stage.stage import Stage
-from ..tensors.parameters import bytes_of, held_by
+from ..tensors.parameters import bytes_of, gradient_bytes, held_by
 from ..trace.routes import everywhere
 from .parameters import state_bytes
 from .without_values import WithoutValues
@@ -203,7 +203,7 @@ def _of_parameters(
     parameters, buffers, trained = held_by(layer for of in stages for layer in of.originals)
     return (
         bytes_of([*parameters, *buffers]),
-        bytes_of(trained),
+        gradient_bytes(trained),
         0 if optimizer is None else state_bytes(optimizer, trained),
     )
 

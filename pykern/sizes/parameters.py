@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..tensors.parameters import bytes_of, distinct
+from ..tensors.parameters import bytes_of, distinct, gradient_dtype
 
 
 def state_bytes(
@@ -29,7 +29,7 @@ def state_bytes(
             f"{type(optimizer).__name__}. Give its class, or lambda params: its_class(params, lr=1)"
         )
     for parameter in parameters:
-        parameter.grad = torch.empty_like(parameter)
+        parameter.grad = torch.empty_like(parameter, dtype=gradient_dtype(parameter))
     try:
         optimizer.step()
     except RuntimeError as error:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..notes import add_note
+from ..tensors.parameters import keep_gradient_dtype
 from ..tensors.trees import map_tensors
 
 
@@ -52,7 +53,9 @@ class WithoutValues:
         twins: dict[int, Tensor] = {id(buffer): _real(buffer) for buffer in layers.buffers()}
         for one in layers.parameters():
             if type(one) is nn.Parameter:
-                twins[id(one)] = nn.Parameter(self._like(one).detach(), one.requires_grad)
+                twin = nn.Parameter(self._like(one).detach(), one.requires_grad)
+                keep_gradient_dtype(twin, one)
+                twins[id(one)] = twin
         return copy.deepcopy(model, twins)
 
     def batch(self, tree: Any) -> Any:

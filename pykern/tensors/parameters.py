@@ -32,8 +32,7 @@ def with_values(original: nn.Parameter, values: Tensor) -> nn.Parameter:
         made = nn.Parameter(values, original.requires_grad)
     for name, value in vars(original).items():
         vars(made).setdefault(name, value)
-    if (dtype := gradient_dtype(original)) != original.dtype:
-        made.grad_dtype = dtype
+    keep_gradient_dtype(made, original)
     return made  # type: ignore[no-any-return]
 
 
@@ -42,6 +41,17 @@ def gradient_dtype(parameter: Tensor) -> torch.dtype:
     # Later versions of torch have `grad_dtype`, leaves alone do; None stands for any dtype.
     chosen = getattr(parameter, "grad_dtype", None) if parameter.is_leaf else None
     return chosen or parameter.dtype
+
+
+def keep_gradient_dtype(made: nn.Parameter, original: nn.Parameter) -> None:
+    """Has a new parameter's gradients be of the dtype of the original's."""
+    if (dtype := gradient_dtype(original)) != original.dtype:
+        made.grad_dtype = dtype
+
+
+def gradient_bytes(parameters: Iterable[Tensor]) -> int:
+    """The bytes of the gradients of parameters that train."""
+    return sum(num_bytes(p) // p.element_size() * gradient_dtype(p).itemsize for p in parameters)
 
 
 def on_device(original: nn.Parameter, device: torch.device | None) -> nn.Parameter:

@@ -26,7 +26,7 @@ from ..runtime.stage.stage import Stage
 from ..schedules import by_name
 from ..sizes.parameters import state_bytes
 from ..sizes.without_values import WithoutValues
-from ..tensors.parameters import bytes_of, held_by
+from ..tensors.parameters import bytes_of, gradient_bytes, held_by
 from ..tensors.trees import Call
 from ..trace.routes import everywhere
 from .asked import Asked
@@ -271,7 +271,7 @@ def _weights(asked: Asked) -> tuple[float, ...]:
     for layers in asked.units.modules():
         parameters, buffers, trained = held_by(layers)
         state = _state_bytes(asked.optimizer, trained)
-        held.append(float(bytes_of([*parameters, *buffers, *trained]) + state))
+        held.append(float(bytes_of([*parameters, *buffers]) + gradient_bytes(trained) + state))
     return tuple(held)
 
 

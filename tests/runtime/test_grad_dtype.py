@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import pykern
 from tests.support.pipelines import small
 
 pytestmark = pytest.mark.skipif(
@@ -56,3 +57,15 @@ def test_gradients_are_the_plain_models(options: dict[str, Any], is_tied: bool) 
         assert one.grad.dtype == torch.float32
         # A microbatch's gradient has eight bits, so that sums of float32 are exact in any order.
         assert torch.equal(one.grad, other.grad)
+
+
+def test_bytes_of_gradients_are_those_of_their_dtype() -> None:
+    x = torch.empty(4, 4, dtype=torch.bfloat16)
+    made = model(False)
+    given: dict[str, Any] = {"microbatches": 2, "loss_fn": F.mse_loss}
+    found = pykern.estimate(made, devices=1, sample=x, target=x, optimizer=torch.optim.SGD, **given)
+    with pykern.Pipeline(made, devices="cpu:1", **given) as pipe:
+        pipe.step(x.normal_(), target=x)
+        held = pipe.memory().devices[0].gradients
+    expected = sum(4 * parameter.numel() for parameter in made.parameters())
+    assert found.devices[0].gradients == held == expected

@@ -17,7 +17,7 @@ from ...plan import Plan
 from ...runtime.features.feature import Feature, Made, Told, TrainingStep
 from ...runtime.stage.stage import Stage
 from ...tensors.dtensor import settle_gradient
-from ...tensors.parameters import gradient_dtype
+from ...tensors.parameters import keep_gradient_dtype
 from ...tensors.trees import tensors_in
 from ..peers.agreement import agreed_group, digest_of, values_digest
 from ..peers.errors import ErrorContext, PeerError, SlicesLost, is_of_peers, shown
@@ -216,5 +216,4 @@ def _keep_settings(before: Mapping[str, nn.Parameter], module: nn.Module) -> Non
     for name, parameter in module.named_parameters():
         if name in before:
             parameter.requires_grad_(before[name].requires_grad)
-            if (dtype := gradient_dtype(before[name])) != parameter.dtype:
-                parameter.grad_dtype = dtype
+            keep_gradient_dtype(parameter, before[name])
