@@ -106,9 +106,13 @@ class HostOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters of the pipeline, as for any optimizer."""
+        is_made = len(self.param_groups) == len(self._inner.param_groups)
+        if is_made:
+            self._follow()
         super().add_param_group(param_group)
-        if hasattr(self, "param_groups") and len(self.param_groups) > len(self._inner.param_groups):
+        if is_made:
             self._inner.add_param_group(self._mirrored(self.param_groups[-1]))
+            self._link_state()
 
     def _stream(self, stage: Stage) -> None:
         # With a scaler, gradients are not final here: the scaler unscales them later.

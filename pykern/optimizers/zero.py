@@ -83,6 +83,7 @@ class ZeroOptimizer(Optimizer):
         inner = self._zero.optim
         super().__init__(with_settings(groups, inner.param_groups), inner.defaults)
         self._share_out()
+        self._link_state()
 
     def _locally(self, group: dict[str, Any]) -> dict[str, Any]:
         """The same group, with the stepped tensors in place of the parameters."""
@@ -117,10 +118,14 @@ class ZeroOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters of the pipeline, as for any optimizer; in all processes."""
+        is_made = hasattr(self, "_owned")
+        if is_made:
+            self._follow()
         super().add_param_group(param_group)
-        if hasattr(self, "_owned"):
+        if is_made:
             self._zero.add_param_group(self._locally(self.param_groups[-1]))
             self._share_out()
+            self._link_state()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps this process's parameters, and gets the others from their owners.
