@@ -46,6 +46,8 @@ def unchecked_gpus(num_gpus: int) -> Iterator[FakeCuda]:
         patch.setattr(cuda, "Gpus", HostGpus)
         patch.setattr(torch.version, "cuda", "13.0")
         patch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+        # Lightning sets it, and then a torch with CUDA takes these for GPUs of its own.
+        patch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
         yield fake
     gc.collect()
     fake.close()
