@@ -34,7 +34,7 @@ from pykern.tuning.space import max_chunks_of, plans_of, shares_of
 
 from .tuning import medians
 
-TURNS, ROUNDS = 3, 7
+TURNS, ROUNDS = 9, 3
 
 
 def asked_of(num_devices: int, *, smoke: bool) -> Asked:
@@ -82,7 +82,7 @@ def predicted_ns(asked: Asked, measured: Measurements, one: Drawn) -> float:
     """The predicted time of a step."""
     rows = asked.rows / one.plan.num_microbatches
     costs, speeds = measured.costs(one.spans, rows), measured.speeds_for(rows)
-    timeline = simulate_shared(one.plan, costs, speeds, measured.crowded_ns)
+    timeline = simulate_shared(one.plan, costs, speeds, measured.crowded)
     return timeline.makespan_ns + measured.outside_ns(one.plan.num_actions, one.replicas)
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from statistics import median
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,10 +13,6 @@ from torch.optim import Optimizer
 
 from ..budget.level_costs import StageCosts
 from ..budget.measure import measure as measure_levels
-from ..modes import threads_of_a_worker
-from ..pipeline.pipeline import Pipeline
-from ..plan import Costs, Kind, Timeline
-from ..plan.costs import by_stage
 from ..plan.shares import Shares
 from ..runtime.loss import Losses
 from ..runtime.recompute.recompute import Level
@@ -27,18 +21,17 @@ from ..schedules import by_name
 from ..sizes.parameters import state_bytes
 from ..sizes.without_values import WithoutValues
 from ..tensors.parameters import bytes_of, gradient_bytes, held_by
-from ..tensors.trees import Call
 from ..trace.routes import everywhere
 from .asked import Asked
 from .by_unit import by_unit, even_spans
-from .gaps import gaps
 from .measurements import SIZES, Measurements, Table
 from .overheads import Overheads, overheads
 from .progress import Tell
-from .shared_cores import crowded_ns_seen, speeds_seen
+from .rounds import Rounds, beside_all
+from .shared_cores import Crowded, crowded_by, lost_ns, speeds_seen
 
 # The number of rounds that count, after the warm-up rounds.
-WARMUPS, ROUNDS = 1, 5
+WARMUPS, ROUNDS = 1, 4
 # Sizes of microbatches that are measured, evenly on the scale of their logarithm.
 MOST_SIZES = 3
 # Times as many microbatches as devices: most of a step is neither warm-up nor cool-down.
@@ -49,55 +42,6 @@ _SCHEDULES = {"FB": "one_f_one_b", "IW": "zb_h1", "": "one_f_one_b"}
 _LEVELS: tuple[Level, ...] = ("ops", "layer")
 
 
-@dataclass
-class _Form:
-    """A pipeline with a unit for a stage, and what its steps have taken.
-
-    Attributes:
-        kinds: the names of the kinds of actions that it is there for; it may be for none.
-        pipe: the pipeline.
-        batches: of the steps, by size of microbatches.
-        costs: the costs of each step, by size of microbatches.
-        timelines: the timelines of the same steps.
-    """
-
-    kinds: str
-    pipe: Pipeline
-    batches: Mapping[int, tuple[Call, Any]]
-    costs: dict[int, list[Costs]] = field(default_factory=dict)
-    timelines: dict[int, list[Timeline]] = field(default_factory=dict)
-
-    def run(self, asked: Asked, *, counts: bool) -> None:
-        """A step for each size, after one that finds in the caches what another form has left.
-
-        They follow at once, the longest first: threads that have slept need some time until each
-        has a core of its own.
-        """
-        sizes = sorted(self.batches, reverse=True)
-        with _threads(asked, self.pipe.plan.num_devices), self.pipe.tracing():
-            for number, size in enumerate([sizes[-1], *sizes]):
-                (args, kwargs), target = self.batches[size]
-                self.pipe.step(*args, target=target, **kwargs)
-                if counts and number > 0:
-                    self.costs.setdefault(size, []).append(self.pipe.costs())
-                    self.timelines.setdefault(size, []).append(self.pipe.timeline())
-
-    def times_ns(self, kind: str, size: int) -> tuple[float, ...]:
-        """By unit, the median time of an action."""
-        num_units = self.pipe.plan.num_stages
-        rounds = [by_stage(costs, Kind[kind], num_units) for costs in self.costs[size]]
-        return tuple(map(median, zip(*rounds, strict=True)))
-
-    def work_ns(self, size: int) -> float:
-        """The time of F and B of all units, for a microbatch of `size` rows."""
-        return sum(sum(self.times_ns(kind, size)) for kind in "FB")
-
-    def handed_ns(self, size: int) -> list[float]:
-        """The delays of all actions that waited for another device."""
-        steps = self.timelines[size]
-        return [delay for step in steps for delay in gaps(self.pipe.plan, step)[1]]
-
-
 def measure(asked: Asked, tell: Tell) -> Measurements:
     """Measures the time that the units of the model take and the bytes that they hold."""
     sizes, weights = sizes_to_measure(asked), _weights(asked)
@@ -106,9 +50,9 @@ def measure(asked: Asked, tell: Tell) -> Measurements:
     sizes = sizes[: that_fit(asked, held["activation"], weights)]
     beside = overheads(asked.names[: asked.num_cores])
     with ExitStack() as opened:
-        forms = _forms(opened, asked, sizes)
+        *forms, coarse = _forms(opened, asked, sizes)
         for number in range(WARMUPS + ROUNDS):
-            for form in forms:
+            for form in [*forms, coarse]:
                 form.run(asked, counts=number >= WARMUPS)
             tell((number + 1) / (WARMUPS + ROUNDS))
     reduce_ns, replica_ns = _of_replicas(asked, beside)
@@ -127,8 +71,15 @@ def measure(asked: Asked, tell: Tell) -> Measurements:
         handover_ns=tuple(median(forms[-1].handed_ns(size) or [0.0]) for size in sizes),
         cores=asked.num_cores,
         speeds=tuple(tuple(_speeds(forms, size)) for size in sizes),
-        crowded_ns=median(_crowded_ns(forms, size) for size in sizes),
-        **vars(beside),
+        crowded=_crowded(forms, sizes),
+        action_ns={
+            "F": tuple(_action_ns(forms, coarse, "F", size) for size in sizes),
+            "B": tuple(_action_ns(forms, coarse, "B", size) for size in sizes),
+            **dict.fromkeys("IW", (beside.half_ns,) * len(sizes)),
+        },
+        issue_ns=beside.issue_ns,
+        step_ns=beside.step_ns,
+        setup_ns=beside.setup_ns,
     )
 
 
@@ -157,34 +108,34 @@ def that_fit(asked: Asked, activation: Table, weights: Sequence[float]) -> int:
     return max(sum(map(fits, activation)), 1)
 
 
-def _forms(opened: ExitStack, asked: Asked, sizes: Sequence[int]) -> list[_Form]:
-    """Those that show kinds, on all cores; of CPU workers one alone first, and all of them last.
+def _forms(opened: ExitStack, asked: Asked, sizes: Sequence[int]) -> list[Rounds]:
+    """Those that show kinds, on all cores; of CPU workers one alone first, and all of them later.
 
-    GPUs do not slow each other down, and the layers of a model are on one device each at a time.
+    The last has as few stages as devices, and all others have a stage for each unit. GPUs do not
+    slow each other down, and the layers of a model are on one device each at a time.
     """
     num_units = len(asked.units.names)
     most = min(asked.num_devices, num_units)
     together = min(asked.num_cores, most)
 
-    def form(kinds: str, num_devices: int) -> _Form:
+    def form(kinds: str, num_devices: int, *, coarse: bool = False) -> Rounds:
         plan = by_name[_SCHEDULES[kinds]](num_devices, DEPTH * num_devices)
-        fine = by_unit(plan, even_spans(num_units, num_devices))
-        pipe = opened.enter_context(asked.pipeline(fine, even_spans(num_units, num_units)))
+        spans = even_spans(num_units, num_devices)
+        if not coarse:
+            plan, spans = by_unit(plan, spans), even_spans(num_units, num_units)
+        pipe = opened.enter_context(asked.pipeline(plan, spans))
         batches = {size: asked.batch(size * plan.num_microbatches) for size in sizes}
-        return _Form(kinds, pipe, batches)
+        return Rounds(kinds, pipe, batches)
 
-    if asked.gpus:
-        return [form("IW", together), form("FB", together)]
-    shown = [form("", 1), form("IW", together), form("FB", together)]
-    return [*shown, form("", most)] if most > together else shown
-
-
-def _threads(asked: Asked, num_devices: int) -> AbstractContextManager[None]:
-    """A context in which each of some devices has the intra-op threads that it has beside all."""
-    return threads_of_a_worker(asked.num_devices, num_devices)
+    shown = [form("IW", together), form("FB", together)]
+    if not asked.gpus:
+        shown = [form("", 1), *shown]
+        if most > together:
+            shown.append(form("", most))
+    return [*shown, form("FB", together, coarse=True)]
 
 
-def _speeds(forms: Sequence[_Form], size: int) -> list[float]:
+def _speeds(forms: Sequence[Rounds], size: int) -> list[float]:
     """The speeds of devices by how many of them compute, 1 being that of the measured times."""
     if forms[0].kinds:
         return [1.0] * forms[0].pipe.plan.num_devices
@@ -193,16 +144,42 @@ def _speeds(forms: Sequence[_Form], size: int) -> list[float]:
     speeds = [max(work / alone.work_ns(size), 1.0)]
     if plan.num_devices == 1:
         return speeds
-    return speeds_seen(together.timelines[size], work * plan.num_microbatches, speeds)
+    works = [of_round * plan.num_microbatches for of_round in together.works_ns(size)]
+    return speeds_seen(together.timelines[size], works, speeds)
 
 
-def _crowded_ns(forms: Sequence[_Form], size: int) -> float:
-    """The time that an action takes beside its own where there are more devices than cores."""
+def _crowded(forms: Sequence[Rounds], sizes: Sequence[int]) -> Crowded:
+    """What actions lose where there are more devices than cores."""
     *_, together, most = forms
-    if most.pipe.plan.num_devices == together.pipe.plan.num_devices:
-        return 0.0
-    work = together.work_ns(size) * most.pipe.plan.num_microbatches
-    return crowded_ns_seen(most.timelines[size], work, _speeds(forms, size))
+    plan = most.pipe.plan
+    if plan.num_devices == together.pipe.plan.num_devices:
+        return Crowded()
+    actions = []
+    for size in sizes:
+        speeds = _speeds(forms, size)
+        # A machine changes its speed between rounds, so a step is compared with that beside it.
+        lost = [
+            lost_ns(timeline, work * plan.num_microbatches, speeds)
+            for timeline, work in zip(most.timelines[size], together.works_ns(size), strict=True)
+        ]
+        time_ns = together.work_ns(size) * plan.num_microbatches / plan.num_actions
+        actions.append((time_ns, median(lost)))
+    return crowded_by(actions)
+
+
+def _action_ns(forms: Sequence[Rounds], coarse: Rounds, kind: str, size: int) -> float:
+    """How much longer F or B of several units takes in as many stages, for each stage more.
+
+    Args:
+        forms: with a stage for each unit.
+        coarse: with few stages.
+        kind: "F" or "B".
+        size: the rows of a microbatch.
+    """
+    fine = next(form for form in forms if kind in form.kinds)
+    further = fine.pipe.plan.num_stages - coarse.pipe.plan.num_stages
+    apart = sum(fine.times_ns(kind, size)) - sum(coarse.times_ns(kind, size))
+    return max(apart / further, 0.0) if further > 0 else 0.0
 
 
 def _of_replicas(asked: Asked, beside: Overheads) -> tuple[tuple[float, ...], float]:
@@ -218,7 +195,7 @@ def _of_replicas(asked: Asked, beside: Overheads) -> tuple[tuple[float, ...], fl
         for number in range(WARMUPS + ROUNDS):
             asked.wait()
             start = time.perf_counter_ns()
-            with _threads(asked, plan.num_devices), pipe.tracing():
+            with beside_all(asked, plan.num_devices), pipe.tracing():
                 pipe.step(*args, target=target, **kwargs)
             asked.wait()
             took = time.perf_counter_ns() - start

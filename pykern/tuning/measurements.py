@@ -12,6 +12,7 @@ from typing import Any
 from ..budget.level_costs import LevelCost, Rebuilt, StageCosts
 from ..plan import Costs, Kind
 from ..plan.costs import by_stage
+from .shared_cores import Crowded
 
 # A value for each number of rows measured, and each unit.
 Table = tuple[tuple[float, ...], ...]
@@ -30,8 +31,8 @@ class Measurements:
         units: the names of the units.
         rows: sizes of microbatches, ascending.
         times_ns: the times of F, B, I and W of a unit that is a stage of its own.
-        action_ns: by the same names, the part of the time that an action takes for any number of
-            units.
+        action_ns: by the same names and by size, the part of the time that an action takes for any
+            number of units.
         sizes: bytes that a unit holds: `activation` from F to B or I, `kept` from I to W,
             `boundary` from F to R, `rebuilt` from R on, `handed` to the next unit, and the most
             that an action needs beside, `workspace`.
@@ -45,14 +46,13 @@ class Measurements:
         cores: the number of devices that compute at once.
         speeds: by size, of each device while one, two, ... of them compute; the times are of speed
             1. Short actions lose more of their speed, since devices share the interpreter's lock.
-        crowded_ns: the time that an action takes beside its own where there are more devices than
-            cores.
+        crowded: what actions lose where there are more devices than cores.
     """
 
     units: tuple[str, ...]
     rows: tuple[int, ...]
     times_ns: Mapping[str, Table]
-    action_ns: Mapping[str, float]
+    action_ns: Mapping[str, tuple[float, ...]]
     sizes: Mapping[str, Table]
     weights: tuple[float, ...]
     reduce_ns: tuple[float, ...]
@@ -63,7 +63,7 @@ class Measurements:
     replica_ns: float
     cores: int
     speeds: Table
-    crowded_ns: float
+    crowded: Crowded
 
     def of_units(self, name: str, rows: float) -> list[float]:
         """A cost of each unit, in nanoseconds or bytes, for a microbatch of `rows` rows."""
@@ -79,9 +79,17 @@ class Measurements:
 
         At least 0: a measured one may be less, since the clocks of two GPUs differ a little.
         """
+        return self._at(self.handover_ns, rows)
+
+    def once_ns(self, name: str, rows: float) -> float:
+        """The part of an action's time that it takes for any number of units, in nanoseconds."""
+        return self._at(self.action_ns[name], rows) if name in self.action_ns else 0.0
+
+    def _at(self, values: Sequence[float], rows: float) -> float:
+        """A time measured for each size, for a microbatch of `rows` rows; at least 0."""
         if len(self.rows) == 1:
-            return max(self.handover_ns[0], 0.0)
-        [between] = self._between(tuple((one,) for one in self.handover_ns), rows)
+            return max(values[0], 0.0)
+        [between] = self._between(tuple((one,) for one in values), rows)
         return max(between, 0.0)
 
     def speeds_for(self, rows: float) -> list[float]:
@@ -100,7 +108,7 @@ class Measurements:
 
     def of_stages(self, name: str, spans: Sequence[range], rows: float) -> list[float]:
         """The time of an action of each stage, in nanoseconds."""
-        of_units, once = self.of_units(name, rows), self.action_ns.get(name, 0.0)
+        of_units, once = self.of_units(name, rows), self.once_ns(name, rows)
         return [
             max(sum(of_units[unit] for unit in span) - (len(span) - 1) * once, 0.0)
             for span in spans
@@ -175,7 +183,7 @@ class Measurements:
             values = {field.name: _tuples(content[field.name]) for field in fields(cls)}
         except (TypeError, KeyError, json.JSONDecodeError) as error:
             raise ValueError(f"measurements must be those of pykern.tune, got {error!r}") from None
-        return cls(**values)
+        return cls(**(values | {"crowded": Crowded(*values["crowded"])}))
 
 
 def _tuples(value: Any) -> Any:

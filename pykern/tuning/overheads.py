@@ -17,11 +17,9 @@ from ..schedules import by_name
 from .by_unit import by_unit, even_spans
 from .gaps import gaps
 
-_SCHEDULES = {"IW": "zb_h1", "FB": "one_f_one_b"}
-
 _NUM_UNITS = 16
-_ROUNDS = 20
-_WARMUPS = 5
+_ROUNDS = 12
+_WARMUPS = 3
 
 
 @dataclass(frozen=True)
@@ -29,13 +27,13 @@ class Overheads:
     """The time that steps take beside their layers, in nanoseconds.
 
     Attributes:
-        action_ns: by kind, the time that an action takes beside its layers.
+        half_ns: the time that an I or a W takes beside its layers.
         issue_ns: the time between two actions of a device.
         step_ns: the time of a step before its first action and after its last.
         setup_ns: the part of step_ns that every action adds.
     """
 
-    action_ns: Mapping[str, float]
+    half_ns: float
     issue_ns: float
     step_ns: float
     setup_ns: float
@@ -53,15 +51,13 @@ class _Steps:
 
 def overheads(devices: Sequence[str]) -> Overheads:
     """Measures devices, given by name, with the same layers, in a stage each and in few stages."""
-    # On one worker, so that none waits for another's interpreter lock.
-    halves, wholes = (_actions_ns(kinds, name, devices) for kinds, name in _SCHEDULES.items())
     plan = by_name["one_f_one_b"](len(devices), 2 * len(devices))
     fine = _steps(by_unit(plan, even_spans(_NUM_UNITS, len(devices))), devices)
     coarse = _steps(plan, devices)
     slope = (fine.outside_ns - coarse.outside_ns) / (fine.num_actions - coarse.num_actions)
     setup_ns = max(slope, 0.0)
     step_ns = max(coarse.outside_ns - setup_ns * coarse.num_actions, 0.0)
-    return Overheads(wholes | halves, coarse.issue_ns, step_ns, setup_ns)
+    return Overheads(_half_ns(devices), coarse.issue_ns, step_ns, setup_ns)
 
 
 def handover_ns() -> float:
@@ -86,14 +82,13 @@ def handover_ns() -> float:
     return median(handed)
 
 
-def _actions_ns(kinds: str, schedule: str, devices: Sequence[str]) -> dict[str, float]:
-    """By kind, the time of an action; I and W get the same, as a first stage does all in its W."""
-    plan = by_name[schedule](1, 2)
+def _half_ns(devices: Sequence[str]) -> float:
+    """The mean of I and W, as a first stage does all in its W."""
+    # On one worker, so that none waits for another's interpreter lock.
+    plan = by_name["zb_h1"](1, 2)
     fine, coarse = (_steps(of, devices) for of in (by_unit(plan, [range(_NUM_UNITS)]), plan))
-    apart = {kind: (fine.kinds[kind] - coarse.kinds[kind]) / (_NUM_UNITS - 1) for kind in kinds}
-    if kinds == "IW":
-        apart = dict.fromkeys(kinds, sum(apart.values()) / 2)
-    return {kind: max(each, 0.0) for kind, each in apart.items()}
+    apart = sum(fine.kinds[kind] - coarse.kinds[kind] for kind in "IW")
+    return max(apart / 2 / (_NUM_UNITS - 1), 0.0)
 
 
 def _steps(plan: Plan, devices: Sequence[str]) -> _Steps:

@@ -120,7 +120,10 @@ class ProposalSearch:
         rows = self._rows / count
         once = len(measured.units) - shares.devices_of_one
         whole, halves = (
-            sum(sum(measured.of_units(kind, rows)) - once * measured.action_ns[kind] for kind in of)
+            sum(
+                sum(measured.of_units(kind, rows)) - once * measured.once_ns(kind, rows)
+                for kind in of
+            )
             for of in ("FB", "FIW")
         )
         work = min(whole, halves)
@@ -132,7 +135,7 @@ class ProposalSearch:
         """Simulates a step with microbatches of `rows` rows."""
         speeds = self._speeds(rows)
         if plan.num_devices > len(speeds) or set(speeds) != {1.0}:
-            return simulate_shared(plan, costs, speeds, self._measured.crowded_ns)
+            return simulate_shared(plan, costs, speeds, self._measured.crowded)
         return simulate(plan, costs)
 
     def _speeds(self, rows: float) -> list[float]:

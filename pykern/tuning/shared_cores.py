@@ -5,15 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from statistics import median
+from statistics import linear_regression, mean, median
+from typing import NamedTuple
 
 from ..plan import Action, Costs, Kind, Plan, Span, Timeline
 from ..plan.costs import TIME_OF, by_stage
 from ..plan.inputs import inputs
 
 
+class Crowded(NamedTuple):
+    """What an action loses where there are more devices than cores.
+
+    Threads that share cores leave them and come back, and find there what others have left.
+
+    Attributes:
+        ns: the time that each action loses, in nanoseconds.
+        share: the further share of its time that it loses, as longer ones are left more often.
+    """
+
+    ns: float = 0.0
+    share: float = 0.0
+
+
+NOTHING = Crowded()
+
+
 def simulate_shared(
-    plan: Plan, costs: Costs, speeds: Sequence[float], crowded_ns: float = 0.0
+    plan: Plan, costs: Costs, speeds: Sequence[float], crowded: Crowded = NOTHING
 ) -> Timeline:
     """The timeline of a step on devices that slow each other down.
 
@@ -24,10 +42,10 @@ def simulate_shared(
         plan: a plan without overlapped pairs and U.
         costs: the costs of its stages; a hand-over takes `transfer_ns`.
         speeds: the speed of a device while one, two, ... devices compute; the costs are at speed 1.
-        crowded_ns: the time that an action takes beside its own where devices are more than speeds.
+        crowded: what actions lose where devices are more than speeds.
     """
-    beside = crowded_ns if plan.num_devices > len(speeds) else 0.0
-    return _Shared(plan, costs, speeds, costs.overhead_ns + beside).run()
+    lost = crowded if plan.num_devices > len(speeds) else NOTHING
+    return _Shared(plan, costs, speeds, lost).run()
 
 
 class _Shared:
@@ -37,11 +55,9 @@ class _Shared:
     would have had since the step began: an action ends when that clock has moved by its time.
     """
 
-    def __init__(
-        self, plan: Plan, costs: Costs, speeds: Sequence[float], overhead_ns: float
-    ) -> None:
+    def __init__(self, plan: Plan, costs: Costs, speeds: Sequence[float], lost: Crowded) -> None:
         self._plan, self._speeds, self._hop = plan, speeds, costs.transfer_ns
-        self._times = _times(plan, costs, overhead_ns)
+        self._times = _times(plan, costs, lost)
         self._actions = {action for row in plan.rows for action in row}
         self._next = [0] * plan.num_devices
         self._ends: dict[Action, float] = {}
@@ -116,7 +132,7 @@ def speed_of(speeds: Sequence[float], num_running: int) -> float:
 
 
 def speeds_seen(
-    timelines: Sequence[Timeline], work_ns: float, speeds: Sequence[float]
+    timelines: Sequence[Timeline], works_ns: Sequence[float], speeds: Sequence[float]
 ) -> list[float]:
     """The speeds for all devices of steps that were measured.
 
@@ -125,13 +141,13 @@ def speeds_seen(
 
     Args:
         timelines: of steps of one plan, whose devices are more than `speeds`.
-        work_ns: the time of a step's actions at speed 1.
+        works_ns: for each, the time of its actions at speed 1, measured beside it.
         speeds: the speeds while one, two, ... devices compute.
     """
     known, most = len(speeds), len(timelines[0].rows)
     at_once = [n * speed for n, speed in enumerate(speeds, 1)]
     found = []
-    for timeline in timelines:
+    for timeline, work_ns in zip(timelines, works_ns, strict=True):
         left, slope = work_ns, 0.0
         for running, time_ns in _by_number(timeline).items():
             left -= time_ns * at_once[min(running, known) - 1]
@@ -144,27 +160,25 @@ def speeds_seen(
     return [*speeds, *more]
 
 
-def crowded_ns_seen(
-    timelines: Sequence[Timeline], work_ns: float, speeds: Sequence[float]
-) -> float:
-    """The time that an action takes beside its own in plans of more devices than cores.
-
-    Threads that share cores leave them and come back, and find there what others have left. That
-    takes as long for short actions as for long ones.
+def lost_ns(timeline: Timeline, work_ns: float, speeds: Sequence[float]) -> float:
+    """The time that an action has lost in a measured step of more devices than cores.
 
     Args:
-        timelines: of steps of one plan, whose devices are more than `speeds`.
-        work_ns: the time of a step's actions at speed 1.
+        timeline: of a plan whose devices are more than `speeds`.
+        work_ns: the time of the step's actions at speed 1.
         speeds: the speed of a device while one, two, ... devices compute, up to one for each core.
     """
-    at_once = [n * speed for n, speed in enumerate(speeds, 1)]
+    times = _by_number(timeline).items()
+    done = sum(min(n, len(speeds)) * speed_of(speeds, min(n, len(speeds))) * ns for n, ns in times)
+    return (done - work_ns) / sum(len(row) for row in timeline.rows)
 
-    def lost(timeline: Timeline) -> float:
-        times = _by_number(timeline).items()
-        done = sum(time_ns * at_once[min(n, len(speeds)) - 1] for n, time_ns in times)
-        return (done - work_ns) / sum(len(row) for row in timeline.rows)
 
-    return max(median(map(lost, timelines)), 0.0)
+def crowded_by(actions: Sequence[tuple[float, float]]) -> Crowded:
+    """What actions lose, from pairs of the time of an action and the time that it has lost."""
+    if len({time for time, _ in actions}) < 2:
+        return Crowded(max(mean(lost for _, lost in actions), 0.0))
+    share, ns = linear_regression(*zip(*actions, strict=True))
+    return Crowded(max(ns, 0.0), max(share, 0.0))
 
 
 def _by_number(timeline: Timeline) -> dict[int, float]:
@@ -180,10 +194,10 @@ def _by_number(timeline: Timeline) -> dict[int, float]:
     return found
 
 
-def _times(plan: Plan, costs: Costs, overhead_ns: float) -> dict[tuple[Kind, int], float]:
+def _times(plan: Plan, costs: Costs, lost: Crowded) -> dict[tuple[Kind, int], float]:
     """By kind and stage, the time that a device is busy with an action."""
     return {
-        (kind, stage): overhead_ns + ns
+        (kind, stage): costs.overhead_ns + lost.ns + ns * (1 + lost.share)
         for kind in TIME_OF
         for stage, ns in enumerate(by_stage(costs, kind, plan.num_stages))
     }

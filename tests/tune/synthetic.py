@@ -3,6 +3,7 @@
 from typing import Any
 
 from pykern.tuning.measurements import SIZES, Measurements
+from pykern.tuning.shared_cores import Crowded
 
 
 def measurements(times: list[float], **changes: Any) -> Measurements:
@@ -17,7 +18,7 @@ def measurements(times: list[float], **changes: Any) -> Measurements:
         "units": tuple(map(str, range(len(times)))),
         "rows": sizes,
         "times_ns": {"F": table(1), "B": table(2), "I": table(1), "W": table(1)},
-        "action_ns": dict.fromkeys("FBIW", 0.0),
+        "action_ns": dict.fromkeys("FBIW", (0.0,) * len(sizes)),
         "sizes": {
             **dict.fromkeys(SIZES, one),
             "boundary": tuple(tuple(of / 10 for of in row) for row in one),
@@ -32,6 +33,6 @@ def measurements(times: list[float], **changes: Any) -> Measurements:
         "replica_ns": 0.0,
         "cores": 2,
         "speeds": ((1.0, 1.0),) * len(sizes),
-        "crowded_ns": 0.0,
+        "crowded": Crowded(),
     }
     return Measurements(**(values | changes))

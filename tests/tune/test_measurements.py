@@ -1,6 +1,8 @@
 """Costs of stages follow from those of units."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,8 +14,10 @@ from pykern.schedules import one_f_one_b, zb_h1
 from pykern.tuning.asked import Asked
 from pykern.tuning.by_unit import by_unit, even_spans
 from pykern.tuning.gaps import gaps
-from pykern.tuning.measure import that_fit
+from pykern.tuning.measure import _action_ns, that_fit
 from pykern.tuning.measurements import Measurements
+from pykern.tuning.rounds import Rounds
+from pykern.tuning.shared_cores import Crowded
 
 from .synthetic import measurements
 
@@ -27,7 +31,9 @@ def test_a_stage_takes_what_its_units_take() -> None:
 
 
 def test_an_action_is_paid_for_once_in_a_stage() -> None:
-    costs = measurements([10.0, 20.0, 30.0], action_ns=dict.fromkeys("FBIW", 4.0)).costs(SPANS, 1)
+    costs = measurements([10.0, 20.0, 30.0], action_ns=dict.fromkeys("FBIW", (4.0, 4.0))).costs(
+        SPANS, 1
+    )
     assert costs.forward_ns == [10.0, 46.0]
 
 
@@ -46,8 +52,28 @@ def test_costs_are_on_the_line_through_two_sizes(rows: int) -> None:
 
 
 def test_measurements_are_read_as_they_were_written() -> None:
-    found = measurements([10.0, 20.0])
-    assert Measurements.from_json(found.to_json()) == found
+    found = measurements([10.0, 20.0], crowded=Crowded(5.0, 0.1))
+    again = Measurements.from_json(found.to_json())
+    assert again == found
+    assert again.crowded.share == 0.1
+
+
+def rounds(plan: Plan, forward_ns: list[list[float]]) -> Rounds:
+    """Rounds of steps with one size, 4 rows, whose F took so long in each stage."""
+    found = Rounds("FB", cast(Any, SimpleNamespace(plan=plan)), {})
+    found.costs[4] = [Costs(of_round, 1.0) for of_round in forward_ns]
+    return found
+
+
+def test_what_a_further_stage_costs_is_seen_beside_few_stages() -> None:
+    fine = rounds(
+        one_f_one_b(4, 4), [[10.0, 20.0, 30.0, 40.0], [12.0] * 4, [10.0, 20.0, 30.0, 40.0]]
+    )
+    coarse = rounds(one_f_one_b(2, 4), [[24.0, 60.0]])
+    assert _action_ns([fine], coarse, "F", 4) == 8.0
+    # Actions of few stages that took longer, and as many stages, tell nothing.
+    assert _action_ns([coarse], fine, "F", 4) == 0.0
+    assert _action_ns([fine], fine, "F", 4) == 0.0
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"units": 1}'])
