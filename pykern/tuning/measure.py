@@ -149,7 +149,7 @@ def _speeds(forms: Sequence[Rounds], size: int) -> list[float]:
 
 
 def _crowded(forms: Sequence[Rounds], sizes: Sequence[int]) -> Crowded:
-    """What actions lose where there are more devices than cores."""
+    """The losses of actions where there are more devices than cores."""
     *_, together, most = forms
     plan = most.pipe.plan
     if plan.num_devices == together.pipe.plan.num_devices:

@@ -14,7 +14,7 @@ from ..plan.inputs import inputs
 
 
 class Crowded(NamedTuple):
-    """What an action loses where there are more devices than cores.
+    """The time that an action loses where there are more devices than cores.
 
     Threads that share cores leave them and come back, and find there what others have left.
 
@@ -174,7 +174,7 @@ def lost_ns(timeline: Timeline, work_ns: float, speeds: Sequence[float]) -> floa
 
 
 def crowded_by(actions: Sequence[tuple[float, float]]) -> Crowded:
-    """What actions lose, from pairs of the time of an action and the time that it has lost."""
+    """The losses of actions, from pairs of the time of an action and the time that it has lost."""
     if len({time for time, _ in actions}) < 2:
         return Crowded(max(mean(lost for _, lost in actions), 0.0))
     share, ns = linear_regression(*zip(*actions, strict=True))
