@@ -28,7 +28,7 @@ from .measurements import SIZES, Measurements, Table
 from .overheads import Overheads, overheads
 from .progress import Tell
 from .rounds import Rounds, beside_all
-from .shared_cores import Crowded, crowded_by, lost_ns, speeds_seen
+from .shared_cores import NOTHING, Crowded, crowded_by, lost_ns, speeds_seen
 
 # The number of rounds that count, after the warm-up rounds.
 WARMUPS, ROUNDS = 1, 4
@@ -153,7 +153,7 @@ def _crowded(forms: Sequence[Rounds], sizes: Sequence[int]) -> Crowded:
     *_, together, most = forms
     plan = most.pipe.plan
     if plan.num_devices == together.pipe.plan.num_devices:
-        return Crowded()
+        return NOTHING
     actions = []
     for size in sizes:
         speeds = _speeds(forms, size)

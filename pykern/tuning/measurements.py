@@ -83,7 +83,7 @@ class Measurements:
 
     def once_ns(self, name: str, rows: float) -> float:
         """The part of an action's time that it takes for any number of units, in nanoseconds."""
-        return self._at(self.action_ns[name], rows) if name in self.action_ns else 0.0
+        return self._at(self.action_ns[name], rows)
 
     def _at(self, values: Sequence[float], rows: float) -> float:
         """A time measured for each size, for a microbatch of `rows` rows; at least 0."""
@@ -181,9 +181,12 @@ class Measurements:
         try:
             content = json.loads(text)
             values = {field.name: _tuples(content[field.name]) for field in fields(cls)}
+            return cls(**(values | {"crowded": Crowded(*values["crowded"])}))
         except (TypeError, KeyError, json.JSONDecodeError) as error:
-            raise ValueError(f"measurements must be those of pykern.tune, got {error!r}") from None
-        return cls(**(values | {"crowded": Crowded(*values["crowded"])}))
+            raise ValueError(
+                f"measurements must be those of pykern.tune, got {error!r}. If another version of "
+                "pykern wrote the file, delete it to measure again"
+            ) from None
 
 
 def _tuples(value: Any) -> Any:

@@ -168,8 +168,7 @@ def lost_ns(timeline: Timeline, work_ns: float, speeds: Sequence[float]) -> floa
         work_ns: the time of the step's actions at speed 1.
         speeds: the speed of a device while one, two, ... devices compute, up to one for each core.
     """
-    times = _by_number(timeline).items()
-    done = sum(min(n, len(speeds)) * speed_of(speeds, min(n, len(speeds))) * ns for n, ns in times)
+    done = sum(n * speed_of(speeds, n) * ns for n, ns in _by_number(timeline).items())
     return (done - work_ns) / sum(len(row) for row in timeline.rows)
 
 

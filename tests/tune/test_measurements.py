@@ -1,5 +1,6 @@
 """Costs of stages follow from those of units."""
 
+import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -80,6 +81,16 @@ def test_what_a_further_stage_costs_is_seen_beside_few_stages() -> None:
 def test_other_files_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"measurements must be those of pykern.tune, got"):
         Measurements.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"crowded": 5.0}, {"crowded": [1.0, 2.0, 3.0]}, {"crowded_ns": 5.0}]
+)
+def test_files_of_another_version_are_refused(changes: dict[str, Any]) -> None:
+    content = json.loads(measurements([10.0]).to_json())
+    del content["crowded"]
+    with pytest.raises(ValueError, match=r"those of pykern\.tune, got .*delete it"):
+        Measurements.from_json(json.dumps(content | changes))
 
 
 @pytest.mark.parametrize("rule", [one_f_one_b, zb_h1])
