@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TypeVar
 
-VERSION = 1
+VERSION = 2
 MEASURED, PUBLISHED = "measured", "published, not measured"
 
 T = TypeVar("T")
@@ -22,12 +22,14 @@ class BoxDevice:
         memory_bytes: The size of its memory.
         memory_bytes_per_ns: How fast it reads and writes that; the same number in GB/s.
         flops_per_ns: Dense operations in bfloat16, at most.
+        capability: The compute capability of a GPU, such as (9, 0).
     """
 
     name: str
     memory_bytes: float | None
     memory_bytes_per_ns: float | None
     flops_per_ns: float | None
+    capability: tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Box:
     """A profile of a box.
 
     Attributes:
-        version: The version of the form; 1.
+        version: The version of the form; 2.
         name: The name of the box.
         basis: "measured", or "published, not measured".
         sources: The papers, data sheets or commands that say so.

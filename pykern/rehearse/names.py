@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,28 +14,43 @@ import torch._dynamo  # which refuses two names for one function, so it is loade
 
 from ..boxes import Box, BoxDevice
 from .host_waits import HostWaits
+from .lines import called_by, library_of
 
 
 def _returns(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-# Functions that do nothing here, or always return the same.
-_CONSTANTS: Mapping[str, Any] = {
-    **dict.fromkeys(
-        ("init", "set_device", "set_stream", "empty_cache", "reset_peak_memory_stats"),
-        _returns(None),
-    ),
-    **dict.fromkeys(
-        ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
-        _returns(0),
-    ),
-    **dict.fromkeys(("set_rng_state", "set_rng_state_all"), _returns(None)),
-    "get_rng_state_all": _returns([]),
-    "is_available": _returns(True),
-    "is_bf16_supported": _returns(True),
-    "current_device": _returns(0),
+def _all_return(value: Any, *names: str) -> Mapping[str, Any]:
+    return dict.fromkeys(names, _returns(value))
+
+
+# Functions that do nothing here, or always return the same: of torch.cuda and torch.accelerator,
+_OF_MEMORY: Mapping[str, Any] = {
+    **_all_return(None, "empty_cache", "reset_peak_memory_stats", "reset_accumulated_memory_stats"),
+    **_all_return(0, "memory_allocated", "max_memory_allocated"),
+    **_all_return(0, "memory_reserved", "max_memory_reserved"),
+    "memory_stats": lambda *_, **__: defaultdict(int),
 }
+# of torch.cuda alone,
+_OF_CUDA: Mapping[str, Any] = {
+    **_OF_MEMORY,
+    **_all_return(None, "init", "set_device", "set_stream", "ipc_collect", "set_sync_debug_mode"),
+    **_all_return(None, "set_rng_state", "set_rng_state_all", "set_per_process_memory_fraction"),
+    **_all_return(None, "reset_max_memory_allocated", "reset_max_memory_cached"),
+    **_all_return(None, "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats"),
+    **_all_return(0, "current_device", "get_sync_debug_mode", "utilization", "memory_usage"),
+    **_all_return(0, "temperature", "power_draw", "clock_rate", "device_memory_used"),
+    **_all_return(True, "is_available", "is_bf16_supported"),
+    **_all_return(True, "can_device_access_peer"),
+    **_all_return([], "get_rng_state_all", "memory_snapshot"),
+    "get_per_process_memory_fraction": _returns(1.0),
+    "initial_seed": torch.initial_seed,
+    "is_current_stream_capturing": _returns(False),
+    "memory_summary": _returns(""),
+}
+# and of torch.cuda.nvtx.
+_OF_NVTX = _all_return(0, "mark", "range_push", "range_pop", "range_start", "range_end")
 
 
 class _StandIn:
@@ -48,6 +65,9 @@ class _StandIn:
 
     def query(self) -> bool:
         return True
+
+    def is_capturing(self) -> bool:
+        return False
 
     def elapsed_time(self, _: object) -> float:
         """Any two events are a millisecond apart."""
@@ -65,10 +85,15 @@ class _StandIn:
 def gpus_of(box: Box, waits: HostWaits) -> Iterator[None]:
     """Within it torch.cuda has the box's GPUs."""
     with ExitStack() as undo:
-        for name, value in _names(box, waits).items():
-            undo.enter_context(replaced(torch.cuda, name, value))
-        # A torch with CUDA would take its name for a driver: for pinned memory, and a step of Adam.
-        undo.enter_context(replaced(torch.accelerator, "current_accelerator", _returns(None)))
+        of_cuda = _names(box, waits)
+        for owner, names in (
+            (torch.cuda, of_cuda),
+            (torch.cuda.nvtx, _OF_NVTX),
+            (torch.accelerator, _accelerator(of_cuda)),
+        ):
+            # Some came after torch 2.11.
+            for name in filter(partial(hasattr, owner), names):
+                undo.enter_context(replaced(owner, name, names[name]))
         undo.enter_context(replaced(torch.version, "cuda", torch.version.cuda or "13.0"))
         undo.enter_context(
             replaced(torch.amp.autocast_mode.autocast, "__init__", _of_cpu(torch.autocast.__init__))
@@ -104,8 +129,16 @@ def _names(box: Box, waits: HostWaits) -> Mapping[str, Any]:
     def total(index: Any = None) -> int:
         return int(device(index).memory_bytes or 0)
 
+    def capability(index: Any = None) -> tuple[int, int]:
+        if (found := device(index).capability) is None:
+            raise ValueError(
+                f"box must tell the capability of {device(index).name} for this script, got null. "
+                "Write it into the profile, such as [9, 0]"
+            )
+        return found
+
     return {
-        **_CONSTANTS,
+        **_OF_CUDA,
         "device_count": _returns(len(box.devices)),
         "synchronize": waiting,
         "Stream": Stream,
@@ -115,11 +148,33 @@ def _names(box: Box, waits: HostWaits) -> Mapping[str, Any]:
         "current_stream": Stream,
         "default_stream": Stream,
         "get_device_name": lambda index=None: device(index).name,
+        "get_device_capability": capability,
         "get_device_properties": lambda index=None: SimpleNamespace(
-            name=device(index).name, total_memory=total(index)
+            name=device(index).name,
+            total_memory=total(index),
+            **dict(zip(("major", "minor"), device(index).capability or (), strict=False)),
         ),
         "get_rng_state": lambda *_: torch.empty(0, dtype=torch.uint8),
         "mem_get_info": lambda index=None: (total(index), total(index)),
+    }
+
+
+def _accelerator(of_cuda: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The names of torch.accelerator. torch itself finds none, which it would ask for a driver."""
+
+    def is_seen(*_: object, **__: object) -> bool:
+        return library_of(called_by()) != "torch"
+
+    same = ("set_stream", "device_count", "synchronize", "current_stream")
+    return {
+        **_OF_MEMORY,
+        **{name: of_cuda[name] for name in same},
+        **_all_return(None, "set_device_index", "set_device_idx", "empty_host_cache"),
+        **_all_return(0, "current_device_index", "current_device_idx"),
+        "is_available": is_seen,
+        "current_accelerator": lambda *_, **__: torch.device("cuda") if is_seen() else None,
+        "device_index": of_cuda["device"],
+        "get_memory_info": of_cuda["mem_get_info"],
     }
 
 

@@ -17,12 +17,14 @@ def as_box(found: Topology) -> Box:
     host = BoxHost(found.cores, min(host_rates, default=None))
     if found.gpus:
         name = f"{len(found.gpus)} x {found.gpus[0].name}"
-        devices = [BoxDevice(gpu.name, gpu.memory_bytes, None, None) for gpu in found.gpus]
+        devices = [
+            BoxDevice(gpu.name, gpu.memory_bytes, None, None, gpu.capability) for gpu in found.gpus
+        ]
         links = _links(found.links)
     else:
         name = f"{found.cores} cores"
         rate = found.copy_bytes_per_ns[max(found.copy_bytes_per_ns)]
-        devices = [BoxDevice("CPU core", None, rate, None)] * found.cores
+        devices = [BoxDevice("CPU core", None, rate, None, None)] * found.cores
         links = [BoxLink((tuple(range(found.cores)),), rate, found.handover_ns)]
     sources = ("pykern topo",)
     return Box(VERSION, name, MEASURED, sources, tuple(devices), tuple(links), host)

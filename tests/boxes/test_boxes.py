@@ -53,9 +53,9 @@ def test_a_box_is_the_cluster_that_scale_has_of_it():
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
-    devices = (BoxDevice("one", 1e9, None, 2.0), BoxDevice("other", None, 3, None))
+    devices = (BoxDevice("one", 1e9, None, 2.0, (9, 0)), BoxDevice("other", None, 3, None, None))
     links = (BoxLink(((0, 1),), 1.5, 10.0),)
-    box = Box(1, "mine", "measured", (), devices, links, BoxHost(4, None))
+    box = Box(2, "mine", "measured", (), devices, links, BoxHost(4, None))
     save(box, tmp_path / "box.json")
     assert load(tmp_path / "box.json") == box
     assert box.link(0, 1) == links[0]
@@ -74,7 +74,7 @@ def changed(content: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "told"),
     [
-        ("version", 2, "version must be 1, got 2"),
+        ("version", 1, "version must be 2, got 1"),
         ("basis", "guessed", "basis must be 'measured' or"),
         ("devices", [], "devices must be at least one"),
         ("devices.1.memory_bytes", "24", r"devices\[1\].memory_bytes must be a float, got '24'"),
@@ -119,11 +119,11 @@ def test_a_measured_machine_is_a_box():
     ]
     found = Topology(2, (), (), {4096: 9.5, 65536: 8.0}, 2500.0)
     box = as_box(replace(found, gpus=(gpu, gpu), links=tuple(ways)))
-    assert box.devices == (BoxDevice("a GPU", 80, None, None),) * 2
+    assert box.devices == (BoxDevice("a GPU", 80, None, None, (9, 0)),) * 2
     assert box.links == (BoxLink(((0, 1),), 40.0, 900.0),)
     assert box.host == BoxHost(2, 10.0)
     cores = as_box(found)
-    assert cores.devices == (BoxDevice("CPU core", None, 8.0, None),) * 2
+    assert cores.devices == (BoxDevice("CPU core", None, 8.0, None, None),) * 2
     assert cores.link(0, 1) == BoxLink(((0, 1),), 8.0, 2500.0)
     with pytest.raises(ValueError, match="the box must tell its flops_per_ns for a prediction"):
         cluster_of(box)
