@@ -20,7 +20,7 @@ from ..pipeline.pipeline import Pipeline
 from ..runtime.devices import DeviceLane, parse_devices
 from .answer import Answer
 from .gpt_task import GptTask
-from .torch_rank import SCHEDULES, RankJob, serve
+from .torch_rank import RankJob, schedules_over, serve
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 # Processes have to start, to meet, and to run all steps of a schedule.
@@ -38,6 +38,8 @@ def torch_steps(
     """
     lanes = parse_devices(devices)
     _refuse(lanes)
+    backend = _BACKENDS[lanes[0].device.type]
+    schedules = schedules_over(backend)
     with ExitStack() as undo:
         folder = undo.enter_context(TemporaryDirectory())
         answer = _answer(task, devices, Path(folder))
@@ -45,10 +47,10 @@ def torch_steps(
         for rank, lane in enumerate(lanes):
             job = RankJob(
                 task=task,
-                schedules=list(SCHEDULES),
+                schedules=schedules,
                 rank=rank,
                 device=str(lane.device),
-                backend=_BACKENDS[lane.device.type],
+                backend=backend,
                 # As many as a worker of a `Pipeline` has.
                 num_threads=max(1, torch.get_num_threads() // len(lanes)),
                 folder=folder,
@@ -57,7 +59,7 @@ def torch_steps(
                 steps=steps,
             )
             pipes.append(_start(job, undo))
-        for name in SCHEDULES:
+        for name in schedules:
             yield name, [max(times) for times in zip(*_replies(name, pipes), strict=True)]
 
 

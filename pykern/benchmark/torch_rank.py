@@ -28,6 +28,16 @@ _V_SHAPED = "ZBVZeroBubble"
 _TOLERANCE = 1e-4
 
 
+def schedules_over(backend: str) -> list[str]:
+    """The schedules of this torch that run over a backend.
+
+    With two neighbouring stages on a rank, torch 2.11 begins by a message of the rank to itself,
+    which gloo refuses.
+    """
+    can = backend != "gloo" or hasattr(PipelineStage, "_warmup_forward_vote")
+    return [name for name in SCHEDULES if can or name != _V_SHAPED]
+
+
 @dataclass(frozen=True)
 class RankJob:
     """The work of one process.
