@@ -15,7 +15,7 @@ from .balance import Partition
 
 def refuse_hooks(model: nn.Module) -> None:
     """Raises TypeError if a model that is cut into its layers has hooks, which would not run."""
-    if any(getattr(model, hooks) for hooks in HOOKS):
+    if any([getattr(model, hooks) for hooks in HOOKS]):
         raise TypeError(
             "the model must have no hooks of its own, which would not run once it is cut, got a "
             f"{type(model).__name__} with some. Put the hooks on its layers"

@@ -94,7 +94,7 @@ class AsyncPipeline(Pipeline):
         with as_before():
             loss, program = executor.flush()
         if program is not None:
-            self._last_program = program
+            self._has_run(program)
         return loss
 
     def prediction(self) -> Timeline:
@@ -130,7 +130,8 @@ class AsyncPipeline(Pipeline):
 
     def _train(self, batch: Batch, losses: Losses) -> Tensor:
         del losses
-        loss, self._last_program = self._executor.step(batch)
+        loss, program = self._executor.step(batch)
+        self._has_run(program)
         return loss
 
     def _loss_weights(self, rows: Sequence[int], total: int) -> list[float]:

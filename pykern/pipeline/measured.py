@@ -27,6 +27,10 @@ class Measured(Adopted):
     _data: DataParallel | None
     _last_program: Program | Ran | None = None
 
+    def _has_run(self, program: Program | Ran) -> None:
+        # A module's own way first looks for parameters and modules of this name.
+        object.__setattr__(self, "_last_program", program)
+
     def timeline(self, ago: int = 0) -> Timeline:
         """The timeline of the last step or forward; on GPUs, of the last one that was traced.
 

@@ -180,7 +180,7 @@ class Steps(Measured):
 
     def _run(self, program: Program, batch: Batch, result: Callable[[], Any] = lambda: None) -> Any:
         found = self._steps.run(program, batch, result)
-        self._last_program = program
+        self._has_run(program)
         return found
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -225,13 +225,14 @@ class Steps(Measured):
         rows = self._rows(call)
         weights = self._weights(rows, sum(rows))
         enter = self._chain.enter
-        output, self._last_program = outside.run(call, rows, weights, enter, self)
+        output, program = outside.run(call, rows, weights, enter, self)
+        self._has_run(program)
         return output
 
     def _predict(self, call: Call) -> Any:
         """The output of a forward without a backward."""
         output = self._steps.predict(self._predict_program, *self._open_batch(call))
-        self._last_program = self._predict_program
+        self._has_run(self._predict_program)
         return output
 
     def stream(self, batches: Iterable[Any]) -> InOrder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ def batch_size(tree: Any) -> int:
             "the batch must hold a tensor with a dimension 0 to cut into microbatches, got none. "
             "Give inputs with one row for each sample"
         )
-    if any(other != rows[0] for other in rows):
+    if rows.count(rows[0]) < len(rows):
         raise _disagreement(tree, rows[0])
     if rows[0] == 0:
         raise SplitError("the batch must have at least 1 row, got 0. Skip empty batches")
@@ -167,20 +167,20 @@ def _join(column: Sequence[Any], weights: Sequence[float]) -> Any:
     return first
 
 
-def leaves_of_batch(tree: Any) -> Iterator[Any]:
+def leaves_of_batch(tree: Any) -> list[Any]:
     """The leaves of a tree in order."""
     # Tensors, tuples and dicts, the usual batch, avoid pytree: each of its calls leaves a reference
     # cycle for the garbage collector.
-    if isinstance(tree, Tensor):
-        yield tree
-    elif type(tree) is tuple:
-        for part in tree:
-            yield from leaves_of_batch(part)
+    if type(tree) is tuple:
+        parts: Iterable[Any] = tree
     elif type(tree) is dict:
-        for part in tree.values():
-            yield from leaves_of_batch(part)
+        parts = tree.values()
     else:
-        yield from flatten(tree)[0]
+        return [tree] if isinstance(tree, Tensor) else list(flatten(tree)[0])
+    leaves: list[Any] = []
+    for part in parts:
+        leaves += [part] if isinstance(part, Tensor) else leaves_of_batch(part)
+    return leaves
 
 
 def _refuse_array(leaf: Any, rows: Sequence[int]) -> None:

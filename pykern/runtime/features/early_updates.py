@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 
 from torch import Tensor, nn
@@ -43,12 +43,12 @@ class EarlyUpdates(Feature):
         is_sum = kind is Kind.REDUCE
         return partial(_reduce, self._reducing, stage.index, call) if is_sum else call
 
-    def step(self, scaler: object) -> AbstractContextManager[None]:
+    def step(self, scaler: object) -> AbstractContextManager[None] | None:
         """A context in which a hook behind the user's hooks looks at each parameter with hooks."""
         del scaler
         hooked = self._hooked()
         if not hooked:
-            return nullcontext()
+            return None
         handles: list[RemovableHandle] = []
 
         def look() -> None:

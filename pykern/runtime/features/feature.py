@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -93,10 +93,10 @@ class Feature:
     def ready(self) -> None:
         """Raises where a forward alone cannot run."""
 
-    def step(self, scaler: object) -> AbstractContextManager[None]:
-        """A context around a training step; sees its exceptions, and contains later features."""
+    def step(self, scaler: object) -> AbstractContextManager[None] | None:
+        """A context around a training step, if any; sees errors, and contains later features."""
         del scaler
-        return nullcontext()
+        return None
 
     def begin(self, step: TrainingStep) -> None:
         """Changes a step that has been checked and is about to run."""
@@ -156,5 +156,8 @@ class Features:
 
 
 def _within(part: Feature, scaler: object, call: Callable[[], _T]) -> _T:
-    with part.step(scaler):
+    context = part.step(scaler)
+    if context is None:
+        return call()
+    with context:
         return call()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import Tensor
 
@@ -24,12 +22,11 @@ class Scaler(Feature):
         """Keeps the executor, whose last stage has the losses."""
         self._executor = made.executor
 
-    def step(self, scaler: object) -> AbstractContextManager[None]:
+    def step(self, scaler: object) -> None:
         """Raises ValueError if a step has a scaler that this pipeline refuses."""
         off = isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled()
         if scaler is not None and not off and self._refused is not None:
             raise ValueError(self._refused)
-        return nullcontext()
 
     def begin(self, step: TrainingStep) -> None:
         """Sets the scale of the step."""

@@ -80,7 +80,7 @@ class Recompute:
         # Most steps have no levels, and their actions then skip the lookup.
         self._levels = levels if levels.count(None) < len(levels) else ()
         self.has_levels = len(self._levels) > 0
-        self.in_use = any(level in INPUTS for level in self._levels)
+        self.in_use = any([level in INPUTS for level in self._levels])
         self.by_stage = "stage" in self._levels
         if changed:
             self._seen = {}

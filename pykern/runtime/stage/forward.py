@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def straight(stage: Stage) -> Run:
     """Calls layer after layer, and hands over the result of the last one."""
-    if all(isinstance(layer, Segment) for layer in stage.layers):
+    if all([isinstance(layer, Segment) for layer in stage.layers]):
         return _segments(stage)
     arguments, outputs, hand_over = stage.arguments, stage.outputs, stage.hand_over
     # The layers are unpacked here, because unpacking takes as long as a call.
