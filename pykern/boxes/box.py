@@ -23,6 +23,7 @@ class BoxDevice:
         memory_bytes_per_ns: How fast it reads and writes that; the same number in GB/s.
         flops_per_ns: Dense operations in bfloat16, at most.
         capability: The compute capability of a GPU, such as (9, 0).
+        num_processors: The number of its streaming multiprocessors.
     """
 
     name: str
@@ -30,6 +31,7 @@ class BoxDevice:
     memory_bytes_per_ns: float | None
     flops_per_ns: float | None
     capability: tuple[int, int] | None
+    num_processors: int | None
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,16 @@ def _names(box: Box, waits: HostWaits) -> Mapping[str, Any]:
             )
         return found
 
+    def properties(index: Any = None) -> SimpleNamespace:
+        of = device(index)
+        known = SimpleNamespace(name=of.name, total_memory=total(index))
+        # A script that asks for others fails there.
+        if of.capability is not None:
+            known.major, known.minor = of.capability
+        if of.num_processors is not None:
+            known.multi_processor_count = of.num_processors
+        return known
+
     return {
         **_OF_CUDA,
         "device_count": _returns(len(box.devices)),
@@ -149,11 +159,7 @@ def _names(box: Box, waits: HostWaits) -> Mapping[str, Any]:
         "default_stream": Stream,
         "get_device_name": lambda index=None: device(index).name,
         "get_device_capability": capability,
-        "get_device_properties": lambda index=None: SimpleNamespace(
-            name=device(index).name,
-            total_memory=total(index),
-            **dict(zip(("major", "minor"), device(index).capability or (), strict=False)),
-        ),
+        "get_device_properties": properties,
         "get_rng_state": lambda *_: torch.empty(0, dtype=torch.uint8),
         "mem_get_info": lambda index=None: (total(index), total(index)),
     }

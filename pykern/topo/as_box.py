@@ -18,13 +18,14 @@ def as_box(found: Topology) -> Box:
     if found.gpus:
         name = f"{len(found.gpus)} x {found.gpus[0].name}"
         devices = [
-            BoxDevice(gpu.name, gpu.memory_bytes, None, None, gpu.capability) for gpu in found.gpus
+            BoxDevice(gpu.name, gpu.memory_bytes, None, None, gpu.capability, gpu.num_processors)
+            for gpu in found.gpus
         ]
         links = _links(found.links)
     else:
         name = f"{found.cores} cores"
         rate = found.copy_bytes_per_ns[max(found.copy_bytes_per_ns)]
-        devices = [BoxDevice("CPU core", None, rate, None, None)] * found.cores
+        devices = [BoxDevice("CPU core", None, rate, None, None, None)] * found.cores
         links = [BoxLink((tuple(range(found.cores)),), rate, found.handover_ns)]
     sources = ("pykern topo",)
     return Box(VERSION, name, MEASURED, sources, tuple(devices), tuple(links), host)

@@ -53,7 +53,10 @@ def test_a_box_is_the_cluster_that_scale_has_of_it():
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
-    devices = (BoxDevice("one", 1e9, None, 2.0, (9, 0)), BoxDevice("other", None, 3, None, None))
+    devices = (
+        BoxDevice("one", 1e9, None, 2.0, (9, 0), 132),
+        BoxDevice("other", None, 3, None, None, None),
+    )
     links = (BoxLink(((0, 1),), 1.5, 10.0),)
     box = Box(2, "mine", "measured", (), devices, links, BoxHost(4, None))
     save(box, tmp_path / "box.json")
@@ -119,11 +122,11 @@ def test_a_measured_machine_is_a_box():
     ]
     found = Topology(2, (), (), {4096: 9.5, 65536: 8.0}, 2500.0)
     box = as_box(replace(found, gpus=(gpu, gpu), links=tuple(ways)))
-    assert box.devices == (BoxDevice("a GPU", 80, None, None, (9, 0)),) * 2
+    assert box.devices == (BoxDevice("a GPU", 80, None, None, (9, 0), 132),) * 2
     assert box.links == (BoxLink(((0, 1),), 40.0, 900.0),)
     assert box.host == BoxHost(2, 10.0)
     cores = as_box(found)
-    assert cores.devices == (BoxDevice("CPU core", None, 8.0, None, None),) * 2
+    assert cores.devices == (BoxDevice("CPU core", None, 8.0, None, None, None),) * 2
     assert cores.link(0, 1) == BoxLink(((0, 1),), 8.0, 2500.0)
     with pytest.raises(ValueError, match="the box must tell its flops_per_ns for a prediction"):
         cluster_of(box)

@@ -85,7 +85,9 @@ def test_fewer_devices_of_a_box_may_be_taken_and_not_more(tmp_path: Path) -> Non
     assert "devices must be at most 4, as many as the box has, got 8" in refused.stderr
     refused = fit("fitted:held", "--box", "a100x4", "--memory", "80")
     assert "--memory must not go with --box" in refused.stderr
-    cores = replace(load("a100x4"), devices=(BoxDevice("CPU core", None, 8.0, None, None),) * 4)
+    cores = replace(
+        load("a100x4"), devices=(BoxDevice("CPU core", None, 8.0, None, None, None),) * 4
+    )
     save(cores, tmp_path / "cores.json")
     refused = fit("fitted:held", "--box", str(tmp_path / "cores.json"))
     assert "the box must tell its devices[0].memory_bytes for a prediction" in refused.stderr

@@ -61,6 +61,7 @@ def test_a_script_is_told_what_its_box_has() -> None:
     with gpus_of(load("4x4090"), HostWaits()):
         assert torch.cuda.get_device_capability() == (8, 9)
         assert torch.cuda.get_device_properties("cuda:1").major == 8
+        assert torch.cuda.get_device_properties("cuda:1").multi_processor_count == 128
         assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0
         assert torch.accelerator.is_available()
         assert torch.accelerator.current_accelerator() == torch.device("cuda")
