@@ -20,7 +20,7 @@ from ..pipeline.pipeline import Pipeline
 from ..runtime.devices import DeviceLane, parse_devices
 from .answer import Answer
 from .gpt_task import GptTask
-from .torch_rank import RankJob, schedules_over, serve
+from .torch_rank import RankJob, schedules_of_torch, serve
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 # Processes have to start, to meet, and to run all steps of a schedule.
@@ -39,7 +39,7 @@ def torch_steps(
     lanes = parse_devices(devices)
     _refuse(lanes)
     backend = _BACKENDS[lanes[0].device.type]
-    schedules = schedules_over(backend)
+    schedules = schedules_of_torch()
     with ExitStack() as undo:
         folder = undo.enter_context(TemporaryDirectory())
         answer = _answer(task, devices, Path(folder))

@@ -224,8 +224,7 @@ class Steps(Measured):
         self._features.ready()
         rows = self._rows(call)
         weights = self._weights(rows, sum(rows))
-        enter = self._chain.enter
-        output, program = outside.run(call, rows, weights, enter, self)
+        output, program = outside.run(call, rows, weights, self._chain.enter, self)
         self._has_run(program)
         return output
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from pykern.benchmark import Figure, compare, load, run, sections
 from pykern.benchmark.torch_processes import torch_steps
-from pykern.benchmark.torch_rank import schedules_over
+from pykern.benchmark.torch_rank import schedules_of_torch
 from pykern.cli import app
 
 
@@ -34,7 +34,7 @@ def test_every_section_runs_on_workers(tmp_path: Path, monkeypatch: pytest.Monke
     found = load(path)
     assert found.left_out == {}
     names = [figure.name for figure in found.figures]
-    assert len(names) == len(set(names)) == 9 + len(schedules_over("gloo"))
+    assert len(names) == len(set(names)) == 9 + len(schedules_of_torch())
     assert sum(figure.predicted is not None for figure in found.figures) == 5
     assert all(name in done.stdout for name in names)
     assert found.machine["devices"] == "cpu:2"

@@ -151,7 +151,7 @@ def test_peers_are_compared_and_timed(gpu: None) -> None:
     wanted = ["plain loop", "pykern eager", "pykern graph"]
     if "step" not in figures["errors"]:
         wanted.append("pykern step")
-    if torch.__version__ >= "2.13":
+    if torch.__version__ >= "2.12":
         wanted.append("torch runtime, 1 process")
     older = {"torchgpipe": "torchgpipe", "fairscale": "fairscale Pipe"}
     for name, contender in older.items():
