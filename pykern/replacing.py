@@ -10,9 +10,13 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+_DEVICES = Path("/dev")
 
 
 @contextmanager
@@ -20,12 +24,21 @@ def replacing(path: Path) -> Iterator[Path]:
     """An empty file for the block to fill, which replaces `path` when the block ends.
 
     A symbolic link at `path` is replaced, not followed. If the block fails, the old file is
-    unchanged. When the block has ended, the new file survives a loss of power.
+    unchanged. When the block has ended, the new file survives a loss of power. A device or a pipe,
+    such as `/dev/stdout`, is never replaced: the file's bytes are written into it.
 
     Raises:
         OSError: the folder does not exist, or cannot be written; the error names `path`.
     """
     try:
+        if _is_stream(path):
+            with TemporaryDirectory() as elsewhere:
+                file = Path(elsewhere, "new")
+                file.touch()
+                yield file
+                with file.open("rb") as new, path.open("ab") as stream:
+                    shutil.copyfileobj(new, stream)
+            return
         _remove_leftovers(path)
         with _own_folder(path) as folder:
             file = folder / "new"
@@ -42,6 +55,13 @@ def replacing(path: Path) -> Iterator[Path]:
             raise
         # The user did not choose the names in the folder.
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether a path leads to a device or a pipe, or is a name that the system gave an open file."""
+    if path.is_file():
+        return path.is_symlink() and path.absolute().parent == _DEVICES
+    return path.exists() and not path.is_dir()
 
 
 @contextmanager

@@ -129,6 +129,20 @@ def test_a_link_is_replaced_and_not_followed(file):
     assert (file.read_text(), link.read_text()) == ("old", "new")
 
 
+def test_a_pipe_is_written_into_and_stays(tmp_path):
+    """As root a file took the place of /dev/null, and another user was refused /dev/stdout."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with replacing(pipe) as new:
+            new.write_text("new")
+        assert os.read(reader, 9) == b"new"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
 def test_what_killed_writers_left_is_removed_by_the_next(file):
     left(file)
     left(file, "f" * 16)
