@@ -27,6 +27,7 @@ from ..runtime import microbatch
 from ..runtime.loss import Loss
 from ..tensors.parameters import bytes_of, gradient_bytes, held_by
 from ..tensors.trees import Call, all_tensors
+from ..trace.cut_tape import Environment
 from .choose_plan import choose_plan
 from .left_alone import left_alone
 from .memory import activation_bytes, first_microbatch
@@ -180,12 +181,13 @@ def _layer_ns(pipe: Steps, call: Call, target: Any) -> list[float]:
     (args, kwargs), of_target = first_microbatch(pipe, call, target)
     if len(args) != 1 or kwargs:
         return []
+    first = args[0].in_one_stage() if isinstance(args[0], Environment) else args[0]
     assert pipe._loss_fn is not None
     loss = _LossLayer(pipe._loss_fn, of_target)
     with warnings.catch_warnings():
         # A profile says itself how much times vary.
         warnings.filterwarnings("ignore", "the times of layers differ")
-        times = layer_times_ns([*pipe._chain.layers.values(), loss], args[0])
+        times = layer_times_ns([*pipe._chain.layers.values(), loss], first)
     return [*times[:-2], times[-2] + times[-1]]
 
 

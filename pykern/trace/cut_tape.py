@@ -37,6 +37,12 @@ class Environment:
         self.cut_tape = cut_tape
         self.values = values
 
+    def in_one_stage(self) -> Environment:
+        """The same values for pieces that one caller runs: none of them goes past a stage."""
+        cut_tape = self.cut_tape
+        whole = CutTape(cut_tape.tape, cut_tape.ends, [0] * len(cut_tape.ends))
+        return Environment(whole, self.values)
+
     def apart(self, stage: int) -> tuple[Environment, Farther]:
         """Values that go from a stage, or `BATCH`, to the next one, and which ones go farther."""
         near, farther = self.cut_tape.ways[stage + 1]

@@ -118,6 +118,28 @@ def test_a_recorded_model_with_tokens_is_profiled_with_its_layers() -> None:
     assert all(a > b for a, b in zip(report.seen.held_bytes, held, strict=True))
 
 
+class Residual(nn.Module):
+    """Its input goes past all stages but the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x
+        for layer in self.layers:
+            h = layer(h).relu()
+        return h + x
+
+
+def test_values_that_pass_stages_are_there_when_layers_are_timed() -> None:
+    """The profile of such a model was a KeyError."""
+    x = torch.randn(6, 4)
+    options = {"devices": "cpu:3", "microbatches": 3, "loss_fn": mse_loss}
+    with Pipeline(Residual(), sample=x[:2], **options) as pipe:
+        assert len(pipe.profile(x, target=x, steps=1).seen.layer_ns) == 3
+
+
 def test_replicas_and_halves_of_backwards_are_profiled() -> None:
     x = torch.randn(8, 4)
     layers = [nn.Linear(4, 4) for _ in range(4)]
