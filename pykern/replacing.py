@@ -58,7 +58,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether a path leads to a device or a pipe, or is a name that the system gave an open file."""
+    """Whether a path leads to a device or a pipe, or is the name of an open file."""
     if path.is_file():
         return path.is_symlink() and path.absolute().parent == _DEVICES
     return path.exists() and not path.is_dir()

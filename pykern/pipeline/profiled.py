@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 import torch
@@ -106,7 +106,7 @@ def profile(
         timeline=_middle(ran),
         costs=_costs(ran, pipe.plan.num_stages),
         make_plan=make_plan,
-        step_ns=median(one.took_ns for one in ran),
+        step_ns=median_low(one.took_ns for one in ran),
         num_steps=num_steps,
         rows=microbatch.batch_size({"inputs": call[0], "named": call[1]}),
         tokens_of_row=tokens_of_row(call),

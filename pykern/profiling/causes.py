@@ -186,10 +186,9 @@ def _share(seen: Observed) -> str:
 
 def _short(seen: Observed) -> str:
     plan = seen.plan
-    mean = work_ns(seen.quiet_costs, plan) / plan.num_actions
-    kinds = [ns for kind, ns in seen.action_ns.items() if plan.has(kind)]
-    empty = sum(kinds) / len(kinds) if kinds else 0.0
+    layers = without_overhead(seen.quiet_costs, plan.num_stages, seen.action_ns)
+    mean, inside = (work_ns(of, plan) / plan.num_actions for of in (seen.quiet_costs, layers))
     return (
-        f"an action takes {mean / 1e6:.3g} ms, of which {empty / 1e6:.3g} ms without any layer; "
+        f"an action takes {mean / 1e6:.3g} ms, {inside / 1e6:.3g} ms of it in its layers; "
         "use fewer microbatches, or fewer devices"
     )

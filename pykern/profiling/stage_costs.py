@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
+from statistics import median_low
 
 from ..plan import Costs, Kind, Plan, simulate
 from ..plan.costs import TIME_OF, by_stage, changed
@@ -28,10 +28,13 @@ def mapped(costs: Costs, num_stages: int, change: Callable[[Kind, int, float], f
 
 
 def median_costs(of_steps: Sequence[Costs], num_stages: int) -> Costs:
-    """The costs of several steps: of each time by kind and stage, the median."""
+    """The costs of several steps: of each time by kind and stage, the lower median.
+
+    A mean of the two in the middle could have one that the timeline, a step that ran, has not.
+    """
 
     def middle(kind: Kind, stage: int, _: float) -> float:
-        return median(by_stage(costs, kind, num_stages)[stage] for costs in of_steps)
+        return median_low(by_stage(costs, kind, num_stages)[stage] for costs in of_steps)
 
     return mapped(of_steps[0], num_stages, middle)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -96,8 +97,8 @@ def parts_of(bubble: Bubble) -> tuple[float, ...]:
 
 
 def in_ms(ns: float) -> str:
-    """The time in milliseconds, in words."""
-    return f"{ns / 1e6:.2f}"
+    """The time in milliseconds, in words; a dash for a kind that a stage does not run."""
+    return "-" if math.isnan(ns) else f"{ns / 1e6:.2f}"
 
 
 def _share(ns: float, total_ns: float) -> tuple[str, str]:

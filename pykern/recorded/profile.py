@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from statistics import fmean, median
+from statistics import fmean
 
 from ..plan import Action, Kind, Placement, Plan, PlanError, Span, Timeline, check
 from ..profiling import Observed, Report, report_of
@@ -69,7 +69,7 @@ def _profile(
         costs=median_costs(costs, plan.num_stages),
         # A recording does not tell the model, so no other plan can be made for it.
         make_plan=lambda *_: plan,
-        step_ns=median(of_step.makespan_ns for _, of_step in ran),
+        step_ns=timeline.makespan_ns,
         num_steps=len(ran),
         rows=None,
         # A recording that does not tell the cores is read as one of workers with a core each.

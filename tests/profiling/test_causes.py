@@ -1,12 +1,16 @@
 """The report names a planted cause first, and its parts add up to the step."""
 
+import math
 from random import Random
 
 import pytest
 
-from pykern.plan import simulate
-from pykern.profiling import report_of
+from pykern.plan import Action, Kind, simulate, with_recompute
+from pykern.plan.costs import changed
+from pykern.profiling import Observed, report_of
 from pykern.profiling.causes import causes_of
+from pykern.profiling.stage_costs import median_costs
+from pykern.schedules import one_f_one_b
 from tests.profiling.planted import DEVICES, MS, PLANTED, costs_of, make_plan, step
 
 # The layers of four stages that take a millisecond for F, outside of a pipeline.
@@ -45,6 +49,30 @@ def test_remedies_name_the_stage_and_the_device() -> None:
     shared = causes_of(PLANTED["shared cores"](Random(1)))
     told = [cause.remedy for cause in shared.found if "4 workers share 2 cores" in cause.remedy]
     assert len(told) == 2  # shared cores, and late starts
+
+
+def test_an_action_is_told_to_take_no_less_than_a_part_of_it() -> None:
+    """Beside layers that take no time, actions were told to take less than without any layer."""
+    beside = {Kind.F: 30_000.0, Kind.B: 60_000.0}
+    seen = step([20_000.0] * DEVICES, layer_ns=[1000.0] * 16, action_ns=beside)
+    told = {cause.name: cause.remedy for cause in causes_of(seen).found}["short actions"]
+    assert told.startswith("an action takes 0.03 ms, 0 ms of it in its layers")
+
+
+def test_one_step_of_two_that_was_held_up_is_no_cause() -> None:
+    """Its times were in the costs and not in the timeline: a device was 65 times too slow."""
+    usual, held_up = costs_of([MS] * DEVICES), costs_of([MS, 90 * MS, MS, MS])
+    found = median_costs([held_up, usual], DEVICES)
+    assert (found.forward_ns, found.backward_ns) == (usual.forward_ns, usual.backward_ns)
+
+
+def test_a_kind_that_a_stage_does_not_run_has_no_time() -> None:
+    usual = costs_of([MS] * DEVICES)
+    costs = changed(usual, recompute_ns=[MS, *[math.nan] * 3])
+    of_first = [Action(Kind.R, 0, number) for number in range(4)]
+    plan = with_recompute(one_f_one_b(DEVICES, 4), of_first, usual)
+    seen = Observed(plan=plan, timeline=simulate(plan, costs), costs=costs, make_plan=make_plan)
+    assert "nan" not in str(report_of(seen))
 
 
 @pytest.mark.parametrize("name", PLANTED)
