@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch._dynamo  # which refuses two names for one function, so it is loaded before
+import torch._dynamo  # which lists functions by their names, so it is loaded before
 
 from ..boxes import Box, BoxDevice
 from .host_waits import HostWaits
@@ -22,7 +22,8 @@ def _returns(value: Any) -> Callable[..., Any]:
 
 
 def _all_return(value: Any, *names: str) -> Mapping[str, Any]:
-    return dict.fromkeys(names, _returns(value))
+    # A function for each, as dynamo refuses two names for one.
+    return {name: _returns(value) for name in names}
 
 
 # Functions that do nothing here, or always return the same: of torch.cuda and torch.accelerator,
@@ -94,6 +95,7 @@ def gpus_of(box: Box, waits: HostWaits) -> Iterator[None]:
             # Some came after torch 2.11.
             for name in filter(partial(hasattr, owner), names):
                 undo.enter_context(replaced(owner, name, names[name]))
+        undo.enter_context(replaced(torch.Tensor, "record_stream", _returns(None)))
         undo.enter_context(replaced(torch.version, "cuda", torch.version.cuda or "13.0"))
         undo.enter_context(
             replaced(torch.amp.autocast_mode.autocast, "__init__", _of_cpu(torch.autocast.__init__))
@@ -174,13 +176,13 @@ def _accelerator(of_cuda: Mapping[str, Any]) -> Mapping[str, Any]:
     same = ("set_stream", "device_count", "synchronize", "current_stream")
     return {
         **_OF_MEMORY,
-        **{name: of_cuda[name] for name in same},
+        **{name: partial(of_cuda[name]) for name in same},
         **_all_return(None, "set_device_index", "set_device_idx", "empty_host_cache"),
         **_all_return(0, "current_device_index", "current_device_idx"),
         "is_available": is_seen,
         "current_accelerator": lambda *_, **__: torch.device("cuda") if is_seen() else None,
-        "device_index": of_cuda["device"],
-        "get_memory_info": of_cuda["mem_get_info"],
+        "device_index": partial(of_cuda["device"]),
+        "get_memory_info": partial(of_cuda["mem_get_info"]),
     }
 
 

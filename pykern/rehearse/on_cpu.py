@@ -14,6 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..tensors.trees import all_tensors
 from .host_waits import HostWaits
 from .lines import called_by, called_by_runtime
+from .names import replaced
 
 _CPU = torch.device("cpu")
 # The device of a GPU's tensors, as scripts see it: it computes as the CPU, and is told from it.
@@ -29,6 +30,23 @@ _WAITS = frozenset(
 )
 _INDEXING = frozenset(["__getitem__", "__setitem__", "index_put", "index_put_"])
 _MOVES = frozenset(["to", "cuda", "cpu"])
+# Functions that make a tensor on the default device, which a script may set to a GPU.
+_MAKERS = frozenset(
+    [
+        *(
+            "tensor",
+            "as_tensor",
+            "scalar_tensor",
+            "empty",
+            "empty_strided",
+            "zeros",
+            "ones",
+            "full",
+        ),
+        *("eye", "arange", "linspace", "logspace", "tril_indices", "triu_indices"),
+        *("rand", "randn", "randint", "randperm", "normal"),
+    ]
+)
 
 
 class OnCpu(TorchFunctionMode):
@@ -43,7 +61,32 @@ class OnCpu(TorchFunctionMode):
         super().__init__()
         self._waits = waits
         self._paused = False
+        self._makes_on_gpu = False
         self._on_gpus: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Within it the mode is on, with functions of torch that name devices and show no mode."""
+        load, set_default = torch.load, torch.set_default_device
+
+        def load_here(file: Any, map_location: Any = None, *args: Any, **named: Any) -> Any:
+            if callable(map_location):
+                return load(file, map_location, *args, **named)
+            found = load(file, _CPU, *args, **named)
+            if _is_gpu(map_location):
+                self.put(all_tensors(found))
+            return found
+
+        def set_default_here(device: Any) -> None:
+            self._makes_on_gpu = _is_gpu(device)
+            set_default(None if self._makes_on_gpu else device)
+
+        with (
+            self,
+            replaced(torch, "load", load_here),
+            replaced(torch, "set_default_device", set_default_here),
+        ):
+            yield
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -75,6 +118,8 @@ class OnCpu(TorchFunctionMode):
             self._waits.note(name.strip("_"))
         asked = kwargs.get("device")
         to_gpu = _is_gpu(asked)
+        if asked is None and self._makes_on_gpu and name in _MAKERS and not called_by_runtime():
+            to_gpu = True
         if to_gpu:
             kwargs["device"] = _CPU
             kwargs.pop("pin_memory", None)

@@ -64,7 +64,7 @@ def rehearse(script: str, arguments: Sequence[str], box: Box, steps: int = 3) ->
         undo.enter_context(at.optimizers.watched())
         undo.enter_context(designing(found.design))
         undo.callback(found.close)
-        undo.enter_context(at.mode)
+        undo.enter_context(at.mode.in_force())
         _run(script, arguments)
     looked_at = [one for one in found.made if one.fit is not None]
     if not looked_at:

@@ -75,3 +75,18 @@ def test_a_box_that_does_not_tell_its_capability() -> None:
     unknown = replace(box, devices=(replace(box.devices[0], capability=None),) * 2)
     with gpus_of(unknown, HostWaits()), pytest.raises(ValueError, match="box must tell the capab"):
         torch.cuda.get_device_capability()
+
+
+def test_a_script_that_waits_for_an_accelerator_waits_for_gpus() -> None:
+    waits = HostWaits()
+    with gpus_of(load("4x4090"), waits):
+        torch.ones(1).record_stream(torch.cuda.current_stream())
+        torch.accelerator.synchronize()
+    assert [wait.call for wait in waits.found] == ["synchronize"]
+
+
+def test_a_compiled_module_runs() -> None:
+    """It was an error within dynamo, which asks for the capability of the first GPU."""
+    with gpus_of(load("4x4090"), HostWaits()):
+        compiled = torch.compile(torch.nn.Linear(2, 1), backend="eager")
+        assert compiled(torch.ones(1, 2)).shape == (1, 1)

@@ -1,6 +1,7 @@
 """The CPU computes for GPUs that are not there, and knows which tensors would be on them."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,28 @@ def test_values_of_a_gpu_are_waited_for(make: Callable[[], Tensor]) -> None:
     assert calls_that_wait(lambda: make().cpu()) == ["cpu"]
     assert calls_that_wait(lambda: make().cpu().sum().item()) == ["cpu"]
     assert calls_that_wait(lambda: make().to("cpu", non_blocking=True)) == []
+
+
+@pytest.mark.parametrize("where", ["cuda", torch.device("cuda:1"), None, lambda kept, _: kept])
+def test_a_checkpoint_is_loaded_for_gpus(tmp_path: Path, where: Any) -> None:
+    """A script that went on from its checkpoint failed: torch was not compiled with CUDA."""
+    mode = OnCpu(HostWaits())
+    with mode.in_force():
+        torch.save({"weight": torch.ones(2, device="cuda")}, tmp_path / "last.pt")
+        weight = torch.load(tmp_path / "last.pt", map_location=where)["weight"]
+        is_of_gpu = weight.device != torch.device("cpu")
+    assert is_of_gpu == (where is not None and not callable(where))
+    assert torch.equal(weight, torch.ones(2))
+
+
+def test_the_default_device_may_be_a_gpu() -> None:
+    waits = HostWaits()
+    with OnCpu(waits).in_force():
+        torch.set_default_device("cuda")
+        nn.Linear(2, 1)(torch.ones(2)).item()
+        torch.set_default_device(None)
+        nn.Linear(2, 1)(torch.ones(2)).item()
+    assert list(waits.found.values()) == [1]
 
 
 def test_values_of_the_host_are_not() -> None:
