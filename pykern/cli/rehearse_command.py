@@ -61,4 +61,4 @@ def _print_error(error: BaseException | None, script: str) -> None:
     start = error.__traceback__
     while start is not None and start.tb_frame.f_code.co_filename != script:
         start = start.tb_next
-    traceback.print_exception(type(error), error, start or error.__traceback__)
+    traceback.print_exception(type(error), error, start)

@@ -12,6 +12,7 @@ from ..budget.budget import Budget
 from ..pipeline.build import Built, Design
 from ..pipeline.request import Request
 from ..runtime.batch import Batch
+from ..runtime.mapped import Mapped
 from ..sizes.changes import PlannedStep, changes
 from ..sizes.estimates import Bytes, Estimate
 from .optimizers import like
@@ -54,6 +55,8 @@ def fit_of(asked: Request, of: Design, made: Built, batch: Batch, at: Setting) -
         return Fit(None, {}, ["bytes are not known where step gets arguments by place and by name"])
     optimizer = at.optimizers.of(layers)
     arguments = _arguments(asked, of, made) | {"optimizer": optimizer and like(optimizer)}
+    if isinstance(batch.finish, Mapped):
+        arguments["loss_fn"] = batch.finish.loss
     notes = [] if optimizer else ["no optimizer was made before the first step: without its state"]
     recompute: Any = arguments.pop("recompute")
     inputs = named or (args[0] if len(args) == 1 else args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -101,7 +102,7 @@ class Rehearsal(InTables):
                 yield f"Violations of order: {len(one.violations)}."
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes all of it as JSON.
+        """Writes all of it as JSON; a loss that is not finite is null, as JSON has no word for it.
 
         Raises:
             OSError: the file cannot be written.
@@ -115,14 +116,14 @@ class Rehearsal(InTables):
                 for where, times in self.waits.items()
             ],
         }
-        write_text(Path(path), json.dumps(content, indent=2) + "\n")
+        write_text(Path(path), json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def _as_data(one: RehearsedPipeline) -> dict[str, Any]:
     time = one.prediction
     devices = zip(one.gpus, one.fit.devices, strict=False)
     return {
-        "losses": list(one.losses),
+        "losses": [loss if math.isfinite(loss) else None for loss in one.losses],
         "fits": one.fit.fits,
         "change": one.fit.change,
         "notes": list(one.fit.notes),

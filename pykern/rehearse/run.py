@@ -70,8 +70,7 @@ def rehearse(script: str, arguments: Sequence[str], box: Box, steps: int = 3) ->
     if not looked_at:
         raise ValueError(
             f"{Path(script).name} must take a step of a pykern.Pipeline for GPUs, got "
-            f"{_instead(found)}. Rehearsals look at pipe.step and pipe.map: give the script its "
-            'arguments for GPUs, such as devices="cuda"'
+            f"{_instead(found)}"
         )
     return Rehearsal(box, [_seen(one, box) for one in looked_at], dict(waits.found))
 
@@ -94,8 +93,9 @@ def _run(script: str, arguments: Sequence[str]) -> None:
 
 def _instead(found: _Pipelines) -> str:
     if found.made:
-        return "a pipeline without a step"
-    return "pipelines of CPU workers" if found.on_workers else "no pipeline"
+        return "calls alone. Rehearsals look at pipe.step and pipe.map, not at losses outside"
+    pipelines = "pipelines of CPU workers" if found.on_workers else "no pipeline"
+    return f'{pipelines}. Give the script its arguments for GPUs, such as devices="cuda"'
 
 
 def _seen(one: Watched, box: Box) -> RehearsedPipeline:

@@ -112,6 +112,32 @@ def test_an_error_of_the_script_ends_with_its_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_a_script_that_python_cannot_read_ends_without_frames_of_ours(tmp_path: Path) -> None:
+    seen = rehearse(written(tmp_path, "x = ("), tmp_path)
+    assert seen.status == 1
+    assert "SyntaxError: '(' was never closed" in seen.err
+    assert "runpy" not in seen.err
+
+
+MAPS = """
+import pykern, torch
+pipe = pykern.Pipeline([torch.nn.Linear(2, 2)], devices="cuda:0", microbatches=2)
+optimizer = torch.optim.SGD(pipe.parameters())
+pipe.map(lambda y: (y.mean() * float("nan"), y), torch.ones(2, 2))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_bytes_of_a_map_are_known_and_its_nan_is_no_word_of_json(tmp_path: Path) -> None:
+    """Bytes were unknown for want of a loss_fn, and JavaScript could not read the file."""
+    seen = rehearse(written(tmp_path, MAPS), tmp_path)
+    assert seen.status == 0, seen.err
+    (pipeline,) = seen.seen["pipelines"]
+    assert pipeline["fits"] is True
+    assert pipeline["losses"] == [None]
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("text", "instead"),
     [
@@ -120,6 +146,12 @@ def test_an_error_of_the_script_ends_with_its_traceback(tmp_path: Path) -> None:
             "import pykern, torch\n"
             "pykern.Pipeline([torch.nn.Linear(2, 2)], devices='cpu:1', microbatches=1)",
             "got pipelines of CPU workers",
+        ),
+        (
+            "import pykern, torch\n"
+            "pipe = pykern.Pipeline([torch.nn.Linear(2, 2)], devices='cuda:0', microbatches=1)\n"
+            "pipe(torch.ones(2, 2)).sum().backward()",
+            "got calls alone. Rehearsals look at pipe.step and pipe.map, not at losses outside",
         ),
     ],
 )
