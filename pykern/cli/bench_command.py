@@ -31,12 +31,14 @@ def box(
         from ..benchmark import run
         from ..tuning.progress import told
 
-        if not out.parent.is_dir():
-            raise BadInput(f"--out must be in a folder that exists, got {out}")
+        if out.is_dir() or not out.parent.is_dir():
+            raise BadInput(f"--out must be a file in a folder that exists, got {out}")
         with told("measuring") as tell:
             results = run(devices, seconds, lambda _, share: tell(share))
-        results.save(out)
-    typer.echo(_shown(results))
+        try:
+            results.save(out)
+        finally:
+            typer.echo(_shown(results))
     typer.echo(f"wrote {out}, which holds the above and each single time. Nothing is sent")
 
 

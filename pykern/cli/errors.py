@@ -1,6 +1,7 @@
 """Errors in the user's input: one line on stderr and exit code 2, from whichever module."""
 
 import io
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,13 @@ class OneLineErrors(TyperGroup):
             message = " ".join(error.format_message().split())
             typer.echo(f"pykern: {message}", err=True)
             sys.exit(error.exit_code)
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            # The output cannot be written: Python would fail again on it when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            typer.echo(f"pykern: {error.strerror or error}", err=True)
+            sys.exit(1)
 
 
 @contextmanager
@@ -39,6 +47,8 @@ def bad_input() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.filename is None:
+            raise  # of the output
         raise BadInput(f"{error.filename}: {error.strerror}") from error
     except (ImportError, ValueError) as error:
         raise BadInput(str(error)) from error

@@ -1,13 +1,14 @@
 """`pykern rehearse`: a training script, run unchanged on a box that is not there."""
 
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .errors import bad_input
-from .reports import show_tables
+from .reports import print_and_save, show_tables
 from .values import number_option
 
 
@@ -47,10 +48,7 @@ def rehearse(
         except ScriptFailed as failed:
             _print_error(failed.__cause__, str(script))
             raise typer.Exit(1) from None
-        show_tables(found)
-        if json is not None:
-            found.save(json)
-            typer.echo(f"written: {json}")
+    print_and_save(partial(show_tables, found), (json, found.save))
     if not found.passes:
         raise typer.Exit(1)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -27,12 +28,24 @@ TraceFile = Annotated[
 
 def show(report: Report, html: Path | None, trace: Path | None) -> None:
     """Prints the tables of a profile, and writes its files."""
-    show_tables(report)
-    for path, save in ((html, report.save_html), (trace, report.save_trace)):
-        if path is not None:
-            with bad_input():
+    print_and_save(
+        partial(show_tables, report), (html, report.save_html), (trace, report.save_trace)
+    )
+
+
+def print_and_save(
+    tables: Callable[[], None], *files: tuple[Path | None, Callable[[Path], None]]
+) -> None:
+    """Writes the files that were asked for, and prints tables: neither is lost with the other."""
+    asked = [(path, save) for path, save in files if path is not None]
+    try:
+        with bad_input():
+            for path, save in asked:
                 save(path)
-            typer.echo(f"written: {path}")
+    finally:
+        tables()
+    for path, _ in asked:
+        typer.echo(f"written: {path}")
 
 
 def show_tables(report: object) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .errors import bad_input
+from .reports import print_and_save
 from .values import BoxProfile
 
 if TYPE_CHECKING:
@@ -47,19 +49,17 @@ def topo(
     with bad_input():
         if box is not None:
             profile = load(box)
-            _print(list(_box_rows(profile)), [])
+            tables = partial(_print, list(_box_rows(profile)), [])
         else:
             from ..topo import as_box, measure
 
             found = measure()
-            _print([*_rows(found), *_gpu_rows(found)], list(_link_rows(found)), found)
+            rows = [*_rows(found), *_gpu_rows(found)]
+            tables = partial(_print, rows, list(_link_rows(found)), found)
             profile = as_box(found)
-        if json is not None:
-            save(profile, json)
-            typer.echo(f"written: {json}")
-        if heatmap is not None:
-            save_heat_map(profile, heatmap)
-            typer.echo(f"written: {heatmap}")
+    print_and_save(
+        tables, (json, partial(save, profile)), (heatmap, partial(save_heat_map, profile))
+    )
 
 
 def _print(

@@ -75,6 +75,28 @@ def test_a_reader_that_stops_early_sees_no_traceback() -> None:
     assert piped.stderr == ""
 
 
+@pytest.mark.parametrize("command", ["plan gpipe", "schedules -p 2 -m 2", "topo --box h100x8"])
+def test_output_that_cannot_be_written_is_told_in_a_line(command: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        arguments = [PYKERN, *command.split()]
+        done = subprocess.run(
+            arguments, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "pykern: No space left on device\n")
+
+
+def test_files_are_written_though_nobody_reads_the_tables(tmp_path: Path) -> None:
+    command = f"{PYKERN} topo --box h100x8 --json {tmp_path}/box.json >&-"
+    subprocess.run(command, shell=True, capture_output=True, check=False)
+    assert (tmp_path / "box.json").exists()
+
+
+def test_tables_are_printed_though_a_file_cannot_be_written(tmp_path: Path) -> None:
+    bad = run("topo", "--box", "h100x8", "--json", str(tmp_path))
+    assert (bad.returncode, bad.stderr) == (2, f"pykern: {tmp_path}: Is a directory\n")
+    assert bad.stdout.startswith("box: 8 x H100")
+
+
 def test_a_pipe_that_knows_ascii_only_is_enough() -> None:
     assert run("plan", "--help", PYTHONIOENCODING="ascii").returncode == 0
 
