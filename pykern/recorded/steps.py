@@ -74,17 +74,26 @@ class StepsByTime:
     """Steps, found by a process and a time.
 
     Args:
-        steps: of a recording, in any order; the steps of a process do not overlap.
+        steps: of a recording, in any order.
 
     Attributes:
         steps: the same, by their starts.
+
+    Raises:
+        ValueError: steps of a process overlap, and nothing tells whose an action is.
     """
 
     def __init__(self, steps: Iterable[RecordedStep]) -> None:
         self.steps = sorted(steps, key=lambda step: step.start_ns)
         self._of_process: dict[int, list[RecordedStep]] = {}
         for step in self.steps:
-            self._of_process.setdefault(step.process, []).append(step)
+            before = self._of_process.setdefault(step.process, [])
+            if before and step.start_ns < before[-1].end_ns:
+                raise ValueError(
+                    "steps of a process must follow each other, got some at once, in several "
+                    "threads. Record one pipeline alone"
+                )
+            before.append(step)
 
     def at(self, process: int, ns: int) -> RecordedStep | None:
         """The step of a process at a time, if any."""

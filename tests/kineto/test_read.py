@@ -145,6 +145,16 @@ def test_part_of_a_step_is_refused(tmp_path):
         read(trace.save(tmp_path / "step.json"))
 
 
+def test_steps_at_once_are_refused(tmp_path):
+    """Actions went to the step of another thread, and a part of a plan was read as a whole one."""
+    trace = Trace()
+    trace.range("step", 0, 100)
+    trace.range("F s0 mb0 dev0", 10, 20)
+    trace.range("step", 30, 130, tid=CALLER + 9)
+    with pytest.raises(ValueError, match="steps of a process must follow each other"):
+        read(trace.save(tmp_path / "step.json"))
+
+
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "ts": 1, "dur": 1}
 MALFORMED = {
     "text": b"no trace",
