@@ -23,17 +23,21 @@ class OperationTimes(DispatchMode):
     assumes), or as its tensors at the rate of its memory, whichever is longer. The host's own time
     is left out.
 
+    Args:
+        device: the GPU.
+        num_lanes: the number of devices of the plan among which its rates are shared.
+
     Attributes:
         ns: the sum.
     """
 
-    def __init__(self, device: BoxDevice) -> None:
+    def __init__(self, device: BoxDevice, num_lanes: int = 1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ns = 0.0
         assert device.flops_per_ns is not None
         assert device.memory_bytes_per_ns is not None
-        self._flops_per_ns = REACHED * device.flops_per_ns
-        self._bytes_per_ns = device.memory_bytes_per_ns
+        self._flops_per_ns = REACHED * device.flops_per_ns / num_lanes
+        self._bytes_per_ns = device.memory_bytes_per_ns / num_lanes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls the operation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -92,10 +93,10 @@ def _message_ns(watched: Watched, found: Estimate, box: Box) -> list[float] | No
 
 
 def _update_ns(found: Estimate, lanes: Sequence[DeviceLane], box: Box) -> float:
-    """An optimizer reads all that it has, and writes all but gradients."""
-    times = []
+    """An optimizer reads all that it has, and writes all but gradients; GPUs do so at once."""
+    times: dict[int, float] = defaultdict(float)
     for held, lane in zip(found.devices, lanes, strict=True):
         rate = box.devices[lane.device.index].memory_bytes_per_ns or 0.0
         moved = 2 * (held.parameters + held.optimizer) + held.gradients
-        times.append(moved / rate)
-    return max(times)
+        times[lane.device.index] += moved / rate
+    return max(times.values())

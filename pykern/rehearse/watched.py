@@ -131,7 +131,8 @@ class Watched(Feature):
                 call(microbatch)
                 return
             lane = self.asked.lanes[self.plan.placement.device_of(stage)]
-            with OperationTimes(self._at.box.devices[lane.device.index]) as times:
+            num_lanes = [one.device for one in self.asked.lanes].count(lane.device)
+            with OperationTimes(self._at.box.devices[lane.device.index], num_lanes) as times:
                 call(microbatch)
             self.times[kind, stage].append(times.ns)
 

@@ -61,6 +61,37 @@ def test_waits_are_told_by_line(tmp_path: Path) -> None:
     assert any("Dropout" in why and "random" in why for why in pipeline["against_capture"])
 
 
+SHARES = """
+import sys, torch
+from torch import nn
+import pykern
+
+model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+loss = nn.functional.mse_loss
+devices = sys.argv[1] if "/" in sys.argv[1] else sys.argv[1].split()
+pipe = pykern.Pipeline(model, devices=devices, microbatches=2, loss_fn=loss)
+optimizer = torch.optim.AdamW(pipe.parameters())
+x = torch.zeros(64, 512)
+pipe.step(x, target=x)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("shared", ["cuda:0/2", "cuda:0 cuda:0"])
+def test_parts_of_a_gpu_are_not_as_fast_as_the_whole(tmp_path: Path, shared: str) -> None:
+    """A step was predicted to go through parts of a GPU as fast as through so many GPUs."""
+    script = written(tmp_path, SHARES)
+    two, one = (
+        rehearse(script, tmp_path, devices).seen["pipelines"][0]["prediction"]
+        for devices in ("cuda:0 cuda:1", shared)
+    )
+    assert one["update_ns"] == pytest.approx(2 * two["update_ns"])
+    # Copies to another GPU take longer than the actions.
+    assert two["makespan_ns"] * (1 - two["bubble_ratio"]) == pytest.approx(
+        one["makespan_ns"] * (1 - one["bubble_ratio"]) / 2
+    )
+
+
 TOO_LARGE = """
 import torch
 from torch import nn
