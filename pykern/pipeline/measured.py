@@ -45,6 +45,8 @@ class Measured(Adopted):
             RuntimeError: nothing has run yet, or on GPUs, nothing within `tracing()`.
             IndexError: that step is not kept.
         """
+        if ago < 0:
+            raise IndexError(f"ago must be at least 0, got {ago}. Steps count back from the last")
         if self._last_program is None:
             raise RuntimeError("there is no timeline yet. Call step or the pipeline itself first")
         driver = self._executor.driver
