@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from ..plan import Action, Kind
-from ..recorded.steps import GpuWork, Recorded, RecordedStep, StepsByTime
+from ..recorded.steps import GpuWork, Recorded, RecordedStep, StepsByTime, action_of
 from .chrome_trace import TraceEvent
 
 # As the core writes them. A caller that alone is recorded tells the actions of workers at the end
@@ -50,13 +49,8 @@ def _number(numbers: dict[str, int], event: TraceEvent) -> int:
 
 
 def _recorded(told: re.Match[str], event: TraceEvent, step: RecordedStep) -> Recorded:
-    try:
-        kind = Kind[told["kind"]]
-        action = Action(kind, int(told["stage"]), int(told["microbatch"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"the trace must name the actions that pykern has, got {event.name!r}. Record it anew"
-        ) from error
+    stage, microbatch = int(told["stage"]), int(told["microbatch"])
+    action = action_of(event.name, told["kind"], stage, microbatch)
     start, end = event.start_ns, event.end_ns
     if told["at"] is not None:
         start = step.start_ns + int(told["at"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
-from ..plan import Action, Kind
-from ..recorded.steps import GpuWork, Recorded, RecordedStep, StepsByTime
+from ..plan import Action
+from ..recorded.steps import GpuWork, Recorded, RecordedStep, StepsByTime, action_of
 
 # Types of NVTX events: ranges that are pushed and popped, and new domains. A thread's global number
 # has its process in the bits above the lowest 24.
@@ -16,8 +16,8 @@ _DOMAINS = (
     "SELECT globalTid >> 24, domainId FROM NVTX_EVENTS WHERE eventType = ? AND text = 'pykern'"
 )
 _RANGES = """
-SELECT range.start, range.end, range.globalTid, range.domainId, range.uint64Value,
-       COALESCE(range.text, string.value)
+SELECT range.start, range.end, range.globalTid, range.domainId,
+       COALESCE(range.uint64Value, 0), COALESCE(range.text, string.value, '')
 FROM NVTX_EVENTS AS range
 LEFT JOIN StringIds AS string ON string.id = range.textId
 WHERE range.eventType = ? AND range.end IS NOT NULL
@@ -86,4 +86,4 @@ def _has_table(tables: sqlite3.Connection, name: str) -> bool:
 def _of(text: str, payload: int) -> tuple[Action, int]:
     """The action of a range, and its device."""
     stage, microbatch = payload >> 32 & 0xFFFF, payload & 0xFFFFFFFF
-    return Action(Kind[text.partition(" ")[0]], stage, microbatch), payload >> 48 & 0xFFFF
+    return action_of(text, text.partition(" ")[0], stage, microbatch), payload >> 48 & 0xFFFF

@@ -64,6 +64,8 @@ def _tried(seen: Observed) -> Iterator[Improvement]:
         yield Improvement("threads", name, 1, 1.0, then_ns, 1 - then_ns / now_ns, "measured")
     model = LayerCosts(seen)
     simulated_ns = makespan_ns(seen.plan, model.costs(seen.plan, model.spans))
+    if not simulated_ns:
+        return  # of no time, nothing can be saved
     held = model.held(seen.plan, model.spans)
 
     def change(

@@ -61,6 +61,8 @@ def _profile(
     on_gpus = any(one.gpu_ns for step, _ in ran for one in step.ran)
     by_length = sorted(ran, key=lambda one: one[1].makespan_ns)
     middle, timeline = by_length[(len(by_length) - 1) // 2]
+    if not timeline.makespan_ns:
+        raise ValueError("the actions of a step must take time, got 0 ns. Record larger layers")
     plan = plan_of(timeline)
     costs = [mean_costs(of_step, _copies(step), plan.num_stages) for step, of_step in ran]
     seen = Observed(

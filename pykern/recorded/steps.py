@@ -7,7 +7,21 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..plan import Action
+from ..plan import Action, Kind
+
+
+def action_of(text: str, kind: str, stage: int, microbatch: int) -> Action:
+    """The action that the text of a range names by its kind, stage and microbatch.
+
+    Raises:
+        ValueError: there is no such action.
+    """
+    try:
+        return Action(Kind[kind], stage, microbatch)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the recording must name the actions that pykern has, got {text!r}. Record it anew"
+        ) from error
 
 
 @dataclass(slots=True)

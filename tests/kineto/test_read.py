@@ -131,7 +131,7 @@ def test_an_action_that_cannot_be_is_refused(tmp_path, text):
     trace.range("step", 0, 100)
     trace.range(text, 10, 20)
     with pytest.raises(
-        ValueError, match=f"must name the actions that pykern has, got 'pykern {text}'"
+        ValueError, match=f"recording must name the actions that pykern has, got 'pykern {text}'"
     ):
         read(trace.save(tmp_path / "step.json"))
 

@@ -128,6 +128,21 @@ def test_half_a_step_is_refused(export, tmp_path):
         read(saved(export, tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("text", "end", "rule"),
+    [
+        ("X s0", 20, "recording must name the actions that pykern has, got 'X s0'"),
+        ("F s0", 10, "actions of a step must take time, got 0 ns"),
+    ],
+)
+def test_an_action_that_cannot_be_is_refused(export, tmp_path, text, end, rule):
+    """These were a KeyError, and a division by zero."""
+    export.range("step", 0, 100)
+    export.range(text, 10, end, payload(0, 0, 0))
+    with pytest.raises(ValueError, match=rule):
+        read(saved(export, tmp_path))
+
+
 def test_other_files_are_refused(tmp_path, monkeypatch):
     text = tmp_path / "step.txt"
     text.write_text("no report")

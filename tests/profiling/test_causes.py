@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from pykern.plan import Action, Kind, simulate, with_recompute
+from pykern.plan import Action, Costs, Kind, simulate, with_recompute
 from pykern.plan.costs import changed
 from pykern.profiling import Observed, report_of
 from pykern.profiling.causes import causes_of
@@ -73,6 +73,12 @@ def test_a_kind_that_a_stage_does_not_run_has_no_time() -> None:
     plan = with_recompute(one_f_one_b(DEVICES, 4), of_first, usual)
     seen = Observed(plan=plan, timeline=simulate(plan, costs), costs=costs, make_plan=make_plan)
     assert "nan" not in str(report_of(seen))
+
+
+def test_actions_of_no_time_have_no_changes() -> None:
+    plan = one_f_one_b(2, 2)
+    seen = Observed(plan, simulate(plan, Costs(MS, MS)), Costs([0.0] * 2, [0.0] * 2), make_plan)
+    assert report_of(seen).changes == []
 
 
 @pytest.mark.parametrize("name", PLANTED)
