@@ -135,8 +135,9 @@ class Residual(nn.Module):
 def test_values_that_pass_stages_are_there_when_layers_are_timed() -> None:
     """The profile of such a model was a KeyError."""
     x = torch.randn(6, 4)
-    options = {"devices": "cpu:3", "microbatches": 3, "loss_fn": mse_loss}
-    with Pipeline(Residual(), sample=x[:2], **options) as pipe:
+    with Pipeline(
+        Residual(), devices="cpu:3", microbatches=3, loss_fn=mse_loss, sample=x[:2]
+    ) as pipe:
         assert len(pipe.profile(x, target=x, steps=1).seen.layer_ns) == 3
 
 
