@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from ..columns import counted
 from ..plan import Action, Kind, Placement, Plan, PlanError, Span, Timeline, check
 from ..profiling import Observed, Report, report_of
 from ..profiling.mean_costs import mean_costs
@@ -39,8 +40,8 @@ def profile_of(
     whole = [step for step in steps if any(ran.action.kind not in _MOVES for ran in step.ran)]
     if not whole:
         raise ValueError(
-            f"the file must have a step of a pipeline with its actions, got {len(steps)} steps "
-            f"without actions in {name}. {remedy}"
+            f"the file must have a step of a pipeline with its actions, got "
+            f"{counted(len(steps), 'step')} without actions in {name}. {remedy}"
         )
     by_form: dict[object, list[tuple[RecordedStep, Timeline]]] = {}
     for step in whole:

@@ -120,7 +120,8 @@ def test_a_trace_without_steps_is_refused(tmp_path, texts):
     for text in texts:
         trace.range(text, 0, 100)
     with pytest.raises(
-        ValueError, match=r"must have a step of a pipeline with its actions, got [01] steps without"
+        ValueError,
+        match=r"must have a step of a pipeline with its actions, got (0 steps|1 step) without",
     ):
         read(trace.save(tmp_path / "step.json"))
 

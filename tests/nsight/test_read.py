@@ -116,7 +116,7 @@ def test_on_gpus_an_action_lasts_as_its_kernels_do(export, tmp_path):
 def test_a_report_without_steps_is_refused(export, tmp_path):
     export.range("step", 0, 100)
     with pytest.raises(
-        ValueError, match="must have a step of a pipeline with its actions, got 1 steps without"
+        ValueError, match="must have a step of a pipeline with its actions, got 1 step without"
     ):
         read(saved(export, tmp_path))
 
