@@ -21,7 +21,8 @@ from ..runtime.loss import Loss
 from ..runtime.microbatch import batch_size
 from ..runtime.stage.replica import refuse_replicas, refuse_trained_loss
 from ..sizes.without_values import WithoutValues
-from ..tensors.trees import Call, map_tensors
+from ..tensors.parameters import held_by
+from ..tensors.trees import Call, all_tensors, map_tensors
 from .units import Units, units_of
 
 # The share of a GPU's memory that is left to its driver, to rings between stages and to gaps.
@@ -116,6 +117,19 @@ class Asked:
     def units(self) -> Units:
         """The units of the model, at which stages can begin."""
         return units_of(self.model, self.sample, self.num_devices, self.whole)
+
+    @cached_property
+    def subject(self) -> tuple[str, ...]:
+        """The devices, and what the model and a row of the batch hold, as text."""
+        # Parameters that train are told a second time, so that frozen ones differ.
+        held = [held_by(layers) for layers in self.units.modules()]
+        tensors = [tensor for of_unit in held for kind in of_unit for tensor in kind]
+        given = all_tensors((self.sample, self.target))
+        return (
+            *self.names,
+            *(f"{one.dtype} {tuple(one.shape)}" for one in tensors),
+            *(f"{one.dtype} {tuple(one.shape[1:])}" for one in given),
+        )
 
     @cached_property
     def can_have_replicas(self) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ..plan.files import write_text
 from .asked import Asked
-from .measure import measure, sizes_to_measure
+from .measure import measure, sizes_to_measure, weights_of
 from .measurements import Measurements
 from .progress import Tell
 
@@ -24,13 +25,14 @@ def measured_once(asked: Asked, path: Path | None, tell: Tell) -> Measurements:
         found = Measurements.from_json(path.read_text(encoding="utf-8"))
         # A memory that is too small for larger sizes had these left out.
         sizes = sizes_to_measure(asked)[: len(found.rows)]
-        needed = asked.units.names, sizes, asked.num_cores
-        if (found.units, found.rows, found.cores) != needed:
+        needed = asked.subject, asked.units.names, sizes, asked.num_cores
+        if (found.subject, found.units, found.rows, found.cores) != needed:
             raise ValueError(
                 f"resume must be a file of the same model, batch size and devices, got {path}, "
                 "which has other measurements. Name another file"
             )
-        return found
+        # The optimizer may be another, which changes no time.
+        return replace(found, weights=weights_of(asked))
     measured = measure(asked, tell)
     write_text(path, measured.to_json())
     return measured

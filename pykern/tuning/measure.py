@@ -44,7 +44,7 @@ _LEVELS: tuple[Level, ...] = ("ops", "layer")
 
 def measure(asked: Asked, tell: Tell) -> Measurements:
     """Measures the time that the units of the model take and the bytes that they hold."""
-    sizes, weights = sizes_to_measure(asked), _weights(asked)
+    sizes, weights = sizes_to_measure(asked), weights_of(asked)
     with asked.without_values() if asked.gpus else nullcontext(asked) as of_bytes:
         held = _held(of_bytes, sizes)
     sizes = sizes[: that_fit(asked, held["activation"], weights)]
@@ -57,6 +57,7 @@ def measure(asked: Asked, tell: Tell) -> Measurements:
             tell((number + 1) / (WARMUPS + ROUNDS))
     reduce_ns, replica_ns = _of_replicas(asked, beside)
     return Measurements(
+        subject=asked.subject,
         units=asked.units.names,
         rows=sizes,
         times_ns={
@@ -242,7 +243,7 @@ def _sizes_of(costs: StageCosts) -> dict[str, float]:
     }
 
 
-def _weights(asked: Asked) -> tuple[float, ...]:
+def weights_of(asked: Asked) -> tuple[float, ...]:
     """By unit, the bytes that are held all the time."""
     held = []
     for layers in asked.units.modules():

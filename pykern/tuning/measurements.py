@@ -28,6 +28,7 @@ class Measurements:
     below the smallest, they are on the nearest line.
 
     Attributes:
+        subject: the devices, and what the model and a row of its batches hold, as text.
         units: the names of the units.
         rows: sizes of microbatches, ascending.
         times_ns: the times of F, B, I and W of a unit that is a stage of its own.
@@ -49,6 +50,7 @@ class Measurements:
         crowded: what actions lose where there are more devices than cores.
     """
 
+    subject: tuple[str, ...]
     units: tuple[str, ...]
     rows: tuple[int, ...]
     times_ns: Mapping[str, Table]

@@ -15,6 +15,7 @@ def measurements(times: list[float], **changes: Any) -> Measurements:
 
     one = tuple(tuple(100.0 * rows for _ in times) for rows in sizes)
     values: dict[str, Any] = {
+        "subject": ("cpu", "cpu"),
         "units": tuple(map(str, range(len(times)))),
         "rows": sizes,
         "times_ns": {"F": table(1), "B": table(2), "I": table(1), "W": table(1)},

@@ -196,8 +196,26 @@ def test_measurements_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     first = tuned(model, resume=path)
     monkeypatch.setattr(cache, "measure", None)
     assert tuned(model, resume=path).measured == first.measured
-    with pytest.raises(ValueError, match="resume must be a file of the same model"):
-        tuned(mlp()[:3], resume=path)
+    narrow, frozen = mlp(), mlp()
+    narrow[1], narrow[2] = nn.Linear(8, 4), nn.Linear(4, 8)
+    frozen[0].requires_grad_(False)
+    for other, more in (
+        (mlp()[:3], {}),
+        (narrow, {}),
+        (frozen, {}),
+        (model, {"devices": "cpu:3"}),
+        (model, {"sample": torch.ones(4, 2, 8), "target": torch.ones(4, 2, 8)}),
+    ):
+        with pytest.raises(ValueError, match="resume must be a file of the same model"):
+            tuned(other, resume=path, **more)
+
+
+def test_resumed_measurements_have_the_state_of_another_optimizer(tmp_path: Path) -> None:
+    path = tmp_path / "measured.json"
+    plain = sum(tuned(mlp(), resume=path).measured.weights)
+    found = tuned(mlp(), resume=path, optimizer=torch.optim.AdamW).measured
+    # Gradients, and two moments of the same size; each parameter has a count of its own.
+    assert sum(found.weights) == 2 * plain + 8 * 4
 
 
 @pytest.mark.parametrize(
