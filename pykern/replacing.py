@@ -19,6 +19,22 @@ from tempfile import TemporaryDirectory
 _DEVICES = Path("/dev")
 
 
+def require_folder(name: str, path: Path) -> None:
+    """Refuses a file that cannot be made, before there is something to lose.
+
+    Args:
+        name: the argument that names the file.
+        path: the file.
+
+    Raises:
+        ValueError: its folder does not exist.
+    """
+    if not path.parent.is_dir():
+        raise ValueError(
+            f"{name} must be in a folder that exists, got {path}. Make the folder first"
+        )
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """An empty file for the block to fill, which replaces `path` when the block ends.

@@ -29,10 +29,10 @@ def box(
     """
     with bad_input():
         from ..benchmark import run
+        from ..replacing import require_folder
         from ..tuning.progress import told
 
-        if out.is_dir() or not out.parent.is_dir():
-            raise BadInput(f"--out must be a file in a folder that exists, got {out}")
+        require_folder("--out", out)
         with told("measuring") as tell:
             results = run(devices, seconds, lambda _, share: tell(share))
         try:

@@ -179,9 +179,9 @@ def where_numbers_fit(timelines: dict[str, "Timeline"], width: int) -> list[str]
 def save(out: Path, sources: list[PlanSource], drawn: dict[str, "Timeline"]) -> None:
     """Write the drawing or the plan, as the file's name asks for."""
     from ..plan.drawing import save_chrome_trace, save_picture
+    from ..replacing import require_folder
 
-    if not out.parent.is_dir():
-        raise ValueError(f"--out must be in a folder that exists, got {out}. Make the folder first")
+    require_folder("--out", out)
     form = next((end for end in FORMS if out.name.lower().endswith(end)), None)
     if form is None:
         raise ValueError(f"--out must end in {', '.join(FORMS)}, got {out}")

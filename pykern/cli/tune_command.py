@@ -33,10 +33,13 @@ def tune(
 ) -> None:
     """Measure a model, search by simulation, run the best six, and print them with others."""
     with bad_input():
+        from ..replacing import require_folder
         from ..runtime.devices import parse_devices
         from ..tuning import TuneInterrupted
         from ..tuning import tune as tuned
 
+        if out is not None:
+            require_folder("--out", out)
         workload = workload_of(source)(len(parse_devices(devices)))
         try:
             choice = tuned(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..plan.files import write_text
+from ..replacing import require_folder
 from .asked import Asked
 from .measure import measure, sizes_to_measure, weights_of
 from .measurements import Measurements
@@ -16,7 +17,7 @@ def measured_once(asked: Asked, path: Path | None, tell: Tell) -> Measurements:
     """Reads the measurements from the file, or takes them now and writes them there.
 
     Raises:
-        ValueError: the file has other measurements.
+        ValueError: the file has other measurements, or its folder does not exist.
         OSError: it cannot be read or written.
     """
     if path is None:
@@ -33,6 +34,7 @@ def measured_once(asked: Asked, path: Path | None, tell: Tell) -> Measurements:
             )
         # The optimizer may be another, which changes no time.
         return replace(found, weights=weights_of(asked))
+    require_folder("resume", path)
     measured = measure(asked, tell)
     write_text(path, measured.to_json())
     return measured

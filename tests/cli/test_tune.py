@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 import pykern
 from pykern import tuning
 from pykern.cli import app
+from pykern.tuning import cache
 
 
 class Found:
@@ -48,3 +49,16 @@ def test_an_interrupt_prints_what_is_known(monkeypatch: pytest.MonkeyPatch) -> N
     result = CliRunner().invoke(app, ["tune"])
     assert result.exit_code == 130
     assert result.stdout == "the table\n"
+
+
+@pytest.mark.parametrize("option", ["--out", "--resume"])
+def test_a_file_without_a_folder_is_refused_before_anything_is_measured(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*_: object) -> None:
+        pytest.fail("the work would be lost")
+
+    monkeypatch.setattr(cache, "measure", measured)
+    result = CliRunner().invoke(app, ["tune", option, str(tmp_path / "absent" / "file.json")])
+    assert result.exit_code == 2
+    assert f"{option.strip('-')} must be in a folder that exists" in result.stderr
