@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ..partition.chain import RecordedChain, call_of
 from ..pipeline.pipeline import Pipeline
+from ..pipeline.tuned import STANDS_FOR
 from ..plan import Plan, require_counts
 from ..runtime.devices import DeviceLane, Devices, parse_devices
 from ..runtime.loss import Loss
@@ -54,6 +55,11 @@ class Asked:
                 raise TypeError(f"{name} must be callable, got {type(value).__name__}")
         if self.memory is not None and not self.memory > 0:
             raise ValueError(f"memory must be above 0 bytes, got {self.memory}")
+        for name in STANDS_FOR.keys() & self.more.keys():
+            raise ValueError(
+                f"{name} must be left out of tune, which chooses it, got {self.more[name]!r}. "
+                "Give it to a pykern.Pipeline"
+            )
         if self.batch_size is not None:
             require_counts(batch_size=self.batch_size)
         gpus = self.gpus

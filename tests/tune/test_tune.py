@@ -224,6 +224,8 @@ def test_resumed_measurements_have_the_state_of_another_optimizer(tmp_path: Path
         ({"loss_fn": None}, "loss_fn must be callable, got NoneType"),
         ({"memory": 0}, "memory must be above 0 bytes, got 0"),
         ({"batch_size": 0}, "batch_size must be 1 to"),
+        ({"microbatches": 4}, "microbatches must be left out of tune, which chooses it, got 4"),
+        ({"recompute": "layer"}, "recompute must be left out of tune, which chooses it"),
         ({"devices": "cpu:7"}, "devices must be at most 4"),
         ({"target": torch.ones(3, 8)}, "target must have as many rows"),
     ],
