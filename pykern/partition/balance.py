@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..columns import in_columns
+from ..columns import counted, in_columns
 from ..plan import require_counts
 from ..tensors.parameters import num_bytes, num_values
 from .bottleneck import balanced_ends, ends_for_speeds, spans_of
@@ -133,7 +133,7 @@ def partition(
     named = as_chain(layers)
     # A reader knows a layer by its own name, or by its type if the name is a number.
     chain = [(type(each).__name__ if name.isdigit() else name, each) for name, each in named]
-    _check_num_stages(num_stages, len(chain))
+    require_num_stages(num_stages, len(chain))
     parameters = [_count_parameters(name, layer) for name, layer in chain]
     if isinstance(balance, str):
         _check_sample(balance, sample)
@@ -207,12 +207,18 @@ def as_chain(
     return named
 
 
-def _check_num_stages(num_stages: int, num_layers: int) -> None:
+def require_num_stages(num_stages: int, num_layers: int) -> None:
+    """Refuses more stages than layers.
+
+    Raises:
+        TypeError, ValueError: there are too few layers, or stages are no positive int.
+    """
     require_counts(num_stages=num_stages)
     if num_layers < num_stages:
         raise ValueError(
-            f"the model must have at least {num_stages} layers, one for each stage, got "
-            f"{num_layers}. Split the model into more layers, or use fewer devices, chunks or waves"
+            f"the model must have at least {counted(num_stages, 'layer')}, one for each stage, "
+            f"got {num_layers}. Split the model into more layers, or use fewer devices, chunks or "
+            "waves"
         )
 
 

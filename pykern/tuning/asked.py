@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import torch
@@ -53,8 +54,9 @@ class Asked:
         for name, value in (("loss_fn", self.loss_fn), ("optimizer", self.optimizer)):
             if not callable(value) and not (name == "optimizer" and value is None):
                 raise TypeError(f"{name} must be callable, got {type(value).__name__}")
-        if self.memory is not None and not self.memory > 0:
-            raise ValueError(f"memory must be above 0 bytes, got {self.memory}")
+        memory = 1 if self.memory is None else self.memory
+        if not (isinstance(memory, Real) and memory > 0):
+            raise ValueError(f"memory must be a number of bytes above 0, got {memory!r}")
         for name in STANDS_FOR.keys() & self.more.keys():
             raise ValueError(
                 f"{name} must be left out of tune, which chooses it, got {self.more[name]!r}. "

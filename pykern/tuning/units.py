@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from ..partition.balance import require_num_stages
 from ..partition.bottleneck import spans_of
 from ..partition.chain import Chain, RecordedChain, max_stages, open_model
 
@@ -54,11 +55,12 @@ def units_of(
         whole: as for `Pipeline`.
 
     Raises:
-        TypeError, CutError: as `Pipeline`.
+        TypeError, ValueError, CutError: as `Pipeline`.
     """
     most = num_devices * MOST_OF_A_DEVICE
     chain = open_model(model, sample, min(max_stages(model), most), None, whole)
     names = list(chain.layers)
+    require_num_stages(1, len(names))
     starts = [0, *(i for i in range(1, len(names)) if _can_begin(chain, names, i))]
     if len(starts) > most:
         starts = [starts[len(starts) * i // most] for i in range(most)]

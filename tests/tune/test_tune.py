@@ -222,7 +222,10 @@ def test_resumed_measurements_have_the_state_of_another_optimizer(tmp_path: Path
     ("more", "message"),
     [
         ({"loss_fn": None}, "loss_fn must be callable, got NoneType"),
-        ({"memory": 0}, "memory must be above 0 bytes, got 0"),
+        ({"memory": 0}, "memory must be a number of bytes above 0, got 0"),
+        ({"memory": "4GB"}, "memory must be a number of bytes above 0, got '4GB'"),
+        ({"memory": [2**30] * 2}, "memory must be a number of bytes above 0"),
+        ({"model": nn.Sequential()}, "the model must have at least 1 layer, one for each stage"),
         ({"batch_size": 0}, "batch_size must be 1 to"),
         ({"microbatches": 4}, "microbatches must be left out of tune, which chooses it, got 4"),
         ({"recompute": "layer"}, "recompute must be left out of tune, which chooses it"),
@@ -233,7 +236,7 @@ def test_resumed_measurements_have_the_state_of_another_optimizer(tmp_path: Path
 @pytest.mark.usefixtures("injected")
 def test_what_is_refused(more: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
-        tuned(mlp(), **more)
+        tuned(**({"model": mlp()} | more))
 
 
 @pytest.mark.parametrize(
