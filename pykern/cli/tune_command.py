@@ -40,7 +40,7 @@ def tune(
 
         if out is not None:
             require_folder("--out", out)
-        workload = workload_of(source)(len(parse_devices(devices)))
+        code, workload = 0, workload_of(source)(len(parse_devices(devices)))
         try:
             choice = tuned(
                 workload.model,
@@ -53,8 +53,8 @@ def tune(
                 resume=resume,
             )
         except TuneInterrupted as interrupt:
-            typer.echo(str(interrupt.choice))
-            raise typer.Exit(130) from None
+            code, choice = 130, interrupt.choice
         if out is not None:
             choice.save(out)
     typer.echo(str(choice))
+    raise typer.Exit(code)

@@ -40,15 +40,19 @@ def test_the_choice_is_printed_and_saved(tmp_path: Path, monkeypatch: pytest.Mon
     assert (given["devices"], given["memory"]) == ("cpu:3", 2 * 2**30)
 
 
-def test_an_interrupt_prints_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_prints_and_saves_what_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def tune(*_: object, **__: object) -> None:
         found: Any = Found()
         raise pykern.TuneInterrupted(found)
 
     monkeypatch.setattr(tuning, "tune", tune)
-    result = CliRunner().invoke(app, ["tune"])
+    out = tmp_path / "plan.json"
+    result = CliRunner().invoke(app, ["tune", "--out", str(out)])
     assert result.exit_code == 130
     assert result.stdout == "the table\n"
+    assert out.read_text() == "saved"
 
 
 @pytest.mark.parametrize("option", ["--out", "--resume"])
