@@ -51,4 +51,5 @@ def bad_input() -> Iterator[None]:
             raise  # of the output
         raise BadInput(f"{error.filename}: {error.strerror}") from error
     except (ImportError, ValueError) as error:
-        raise BadInput(str(error)) from error
+        notes = getattr(error, "__notes__", ())
+        raise BadInput("; ".join([str(error), *notes])) from error

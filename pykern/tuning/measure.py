@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 
 from ..budget.level_costs import StageCosts
 from ..budget.measure import measure as measure_levels
+from ..columns import counted
+from ..notes import add_note
 from ..plan.shares import Shares
 from ..runtime.loss import Losses
 from ..runtime.recompute.recompute import Level
@@ -213,7 +215,12 @@ def _held(asked: Asked, sizes: Sequence[int]) -> dict[str, Table]:
     """The bytes of `Measurements.sizes`, by name, size and unit."""
     tables: dict[str, list[tuple[float, ...]]] = {name: [] for name in SIZES}
     for size in sizes:
-        held = [_sizes_of(costs) for costs in _levels(asked, size)]
+        try:
+            held = [_sizes_of(costs) for costs in _levels(asked, size)]
+        except BaseException as error:
+            rows = counted(size, "row")
+            add_note(error, f"raised for a microbatch of {rows}; tune begins with 1")
+            raise
         for name, table in tables.items():
             table.append(tuple(of_unit[name] for of_unit in held))
     return {name: tuple(table) for name, table in tables.items()}

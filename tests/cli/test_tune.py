@@ -4,6 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 from typer.testing import CliRunner
 
 import pykern
@@ -66,3 +69,16 @@ def test_a_file_without_a_folder_is_refused_before_anything_is_measured(
     result = CliRunner().invoke(app, ["tune", option, str(tmp_path / "absent" / "file.json")])
     assert result.exit_code == 2
     assert f"{option.strip('-')} must be in a folder that exists" in result.stderr
+
+
+def normed() -> tuple[Any, ...]:
+    """A model that refuses a microbatch of one row."""
+    x = torch.ones(8, 4)
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), x, x, F.mse_loss
+
+
+def test_a_model_that_takes_no_single_row_is_told_of_it() -> None:
+    result = CliRunner().invoke(app, ["tune", f"{__name__}:normed"])
+    assert result.exit_code == 2
+    assert "Expected more than 1 value per channel when training" in result.stderr
+    assert "raised for a microbatch of 1 row; tune begins with 1" in result.stderr
