@@ -47,8 +47,8 @@ class Chain:
         self.of_first = frozenset[str]() if not layers else keywords_of(layers[0])
 
     def first_input(self, sample: Any) -> Any:
-        """The input of the first layer for a sample."""
-        return sample
+        """The input of the first layer for a sample, which may be a tuple of one argument."""
+        return sample[0] if isinstance(sample, tuple) and len(sample) == 1 else sample
 
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
         """Ignores the layers and the device of each stage, which only recorded models need."""

@@ -20,6 +20,16 @@ def wide():
     x = torch.empty(64, 2**16)
     return model, x, x, F.mse_loss
 
+def narrow(arguments):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    return model, arguments, torch.empty(8, 8), F.mse_loss
+
+def alone():
+    return narrow(torch.empty(8, 8))
+
+def in_a_tuple():
+    return narrow((torch.empty(8, 8),))
+
 def held():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)))
     x = torch.empty(2**16, 256)
@@ -45,6 +55,12 @@ def test_a_model_that_fits() -> None:
     rows = [line.split()[:4] for line in result.stdout.splitlines()[2:4]]
     assert rows == [["0", "32.000", "32.000", "0.000"], ["1", "32.000", "32.000", "0.000"]]
     assert "It fits in 256 GiB: the most is 80." in result.stdout
+
+
+def test_inputs_may_be_a_tuple_of_arguments() -> None:
+    alone, of_tuple = (fit(f"fitted:{name}", "--devices", "2") for name in ("alone", "in_a_tuple"))
+    assert of_tuple.exit_code == 0, of_tuple.exception
+    assert of_tuple.stdout == alone.stdout
 
 
 def test_a_model_that_needs_a_change() -> None:
