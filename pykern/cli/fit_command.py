@@ -131,8 +131,8 @@ def _optimizer(name: str) -> Any:
         return None
     made: Any = getattr(torch.optim, name, None)
     is_optimizer = isinstance(made, type) and issubclass(made, torch.optim.Optimizer)
-    if not is_optimizer:
+    if not is_optimizer or name == "Optimizer":
         raise ValueError(
             f"--optimizer must be a class of torch.optim or none, got '{name}'. For example AdamW"
         )
-    return lambda parameters: made(parameters, lr=0.0)
+    return lambda parameters: made(parameters, lr=1e-3)

@@ -18,7 +18,7 @@ def state_bytes(
 
     Raises:
         TypeError: it returns something else.
-        ValueError: its step reads values of gradients, which are missing.
+        ValueError: its step reads values of gradients, which are missing, or calls the model.
     """
     if not parameters:
         return 0
@@ -28,14 +28,17 @@ def state_bytes(
             "optimizer must return a torch.optim.Optimizer, got a "
             f"{type(optimizer).__name__}. Give its class, or lambda params: its_class(params, lr=1)"
         )
+    for group in optimizer.param_groups:
+        # The state is as large without, and refused where parameters are on no GPU.
+        group.update({"capturable": False} if "capturable" in group else {})
     for parameter in parameters:
         parameter.grad = torch.empty_like(parameter, dtype=gradient_dtype(parameter))
     try:
         optimizer.step()
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ValueError(
-            f"optimizer must step without looking at values, got {type(optimizer).__name__}, whose "
-            f"step does: {error}. Leave it out, and add its state yourself"
+            "optimizer must step without values and without a closure, got "
+            f"{type(optimizer).__name__}: {error}. Leave it out, and add its state yourself"
         ) from error
     finally:
         for parameter in parameters:

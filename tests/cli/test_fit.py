@@ -113,6 +113,9 @@ def test_fewer_devices_of_a_box_may_be_taken_and_not_more(tmp_path: Path) -> Non
     ("arguments", "message"),
     [
         (["--optimizer", "Foo"], "--optimizer must be a class of torch.optim or none, got 'Foo'"),
+        (["--optimizer", "Optimizer"], "must be a class of torch.optim or none, got 'Optimizer'"),
+        (["--optimizer", "LBFGS"], "optimizer must step without values and without a closure"),
+        (["--optimizer", "SparseAdam"], "SparseAdam does not support dense gradients"),
         (
             ["fitted:nothing"],
             "the model must be a function of the module fitted, got 'nothing', which is not there",

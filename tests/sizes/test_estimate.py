@@ -237,12 +237,21 @@ class Branching(nn.Module):
         return y if y.sum().item() > 0 else -y
 
 
+def test_an_optimizer_for_captures_has_the_state_of_another() -> None:
+    def for_captures(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, capturable=True)
+
+    found = small(optimizer=for_captures)
+    assert found.devices == small(optimizer=torch.optim.AdamW).devices
+
+
 def test_what_cannot_be_known_is_an_error_with_a_note() -> None:
     with pytest.raises(Exception, match="_local_scalar_dense") as raised:
         small(model=Branching())
     assert "without values" in "".join(raised.value.__notes__)
-    with pytest.raises(ValueError, match="optimizer must step without looking at values"):
-        small(optimizer=torch.optim.Adafactor)
+    for made in (torch.optim.Adafactor, torch.optim.LBFGS):
+        with pytest.raises(ValueError, match="optimizer must step without values and without a"):
+            small(optimizer=made)
     with pytest.raises(TypeError, match=r"optimizer must return a torch\.optim\.Optimizer"):
         small(optimizer=list)
 
