@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from ..columns import counted
 from ..one_of import require_one_of
 from .errors import bad_input
 from .reports import print_table
@@ -119,7 +120,7 @@ def notes(job: "Job", found: "dict[int, list[Prediction]]") -> list[str]:
     """The lines below the table."""
     lines = [f"{job.model.num_parameters / 1e9:.3g} billion parameters. {NOTE}"]
     lines += [
-        f"{num_gpus} GPUs: no layout divides batch, layers and boxes and fits"
+        f"{counted(num_gpus, 'GPU')}: no layout divides batch, layers and boxes and fits"
         for num_gpus, predictions in found.items()
         if not predictions
     ]

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from .._C import WORK_PER_MS, Candidate
 from .._C import search as _search
+from ..columns import counted
 from ..one_of import require_one_of
 from ..plan import Costs, Kind, Memory, Placement, Plan, require_counts
 from ..plan.costs import changed
@@ -73,8 +74,8 @@ class Found:
         num_devices = self.plan.num_devices
         quality = "proven optimal" if self.proven else f"at most {self.gap:.1%} above the optimum"
         lines = [
-            f"{placement_name(self.plan.placement)}, {self.plan.num_stages} stages, "
-            f"{self.plan.num_microbatches} microbatches",
+            f"{placement_name(self.plan.placement)}, {counted(self.plan.num_stages, 'stage')}, "
+            f"{counted(self.plan.num_microbatches, 'microbatch')}",
             f"makespan {_ms(self.makespan_ns)}, lower bound {_ms(self.bound_ns)}: {quality}",
             f"memory {max(self.peak) / num_devices:.3g}x of at most "
             f"{max(self.cap) / num_devices:.3g}x, where 1x is 1F1B's",

@@ -24,6 +24,8 @@ def test_the_best_layouts_stand_under_their_number_of_gpus() -> None:
     assert [line.split()[0] for line in lines[:6]] == ["8", "8", "16", "16", "32", "32"]
     assert "Predicted from data sheets by simulation, not measured." in lines[6]
     assert lines[-1] == "12 GPUs: no layout divides batch, layers and boxes and fits"
+    alone = scale("--gpus", "1").stdout
+    assert alone.endswith("1 GPU: no layout divides batch, layers and boxes and fits\n")
 
 
 def test_a_row_is_a_prediction() -> None:

@@ -223,3 +223,8 @@ def test_a_seed_must_have_the_placement_and_the_microbatches():
 def test_a_search_of_implausible_size_is_refused(counts: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="must be at most 524288, got"):
         auto(*counts, budget_ms=1)
+
+
+def test_a_search_for_one_microbatch_tells_of_one() -> None:
+    found = str(auto(1, 1, max_chunks=1))
+    assert found.startswith("linear, 1 stage, 1 microbatch\n")
