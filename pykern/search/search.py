@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from typing import Literal, get_args
 
 from .._C import WORK_PER_MS, Candidate
@@ -131,7 +132,7 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
             outside, None for the activations of all microbatches, which every plan then holds.
         kept: Share of an activation that is held on from the end of I to the end of W, 0 to 1.
         budget_ms: Work, in milliseconds of one core: 100 for a quick search, 1000 to 10000 to tune.
-        seed: Seed of the random choices.
+        seed: Seed of the random choices, 0 to 2**64 - 1.
         max_chunks: Most stages on one device.
         loss: "outside" if the caller computes the loss from the pipeline's output. Each device then
             runs all its forwards before any backward, published schedules too.
@@ -155,6 +156,8 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
         )
     if not 0 <= kept <= 1:
         raise ValueError(f"kept must be 0 to 1, got {kept}")
+    if not (isinstance(seed, Integral) and 0 <= seed < 1 << 64):
+        raise ValueError(f"seed must be a whole number from 0 to 2**64 - 1, got {seed!r}")
     require_one_of("loss", loss, get_args(LossPlace))
     outside = loss == "outside"
     cap = _cap(memory, num_devices, num_microbatches if outside else 0)

@@ -178,6 +178,8 @@ def test_placements_are_named():
         ({"memory": 0.2}, r"memory must be at least 1 / num_devices = 0\..*, got 0.2"),
         ({"kept": 1.5}, "kept must be 0 to 1, got 1.5"),
         ({"budget_ms": -1}, "budget_ms must be 0 to 1e9"),
+        ({"seed": -1}, r"seed must be a whole number from 0 to 2\*\*64 - 1, got -1"),
+        ({"seed": 0.5}, r"seed must be a whole number .* got 0\.5"),
         ({"max_chunks": 0}, "max_chunks must be 1"),
         ({"costs": Costs(0, 0)}, "costs must have an action that takes time"),
     ],
