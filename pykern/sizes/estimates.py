@@ -26,6 +26,7 @@ from ..plan import Plan, lower, require_counts
 from ..plan.counts import one_for_each
 from ..plan.shares import Shares
 from ..runtime.loss import Loss, Losses
+from ..runtime.microbatch import batch_size
 from ..runtime.stage.stage import Stage
 from ..tensors.parameters import bytes_of, gradient_bytes, held_by
 from ..trace.routes import everywhere
@@ -139,6 +140,7 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
         BaseException: what the model raises for the sample, with a note.
     """
     _require_arguments(devices, sample, loss_fn, optimizer, balance, recompute)
+    batch_size({"sample": sample, "target": target})
     chosen = choose_plan(schedule, Shares(devices, microbatches), max_stages(model), options)
     if chosen.first_trained == chosen.num_stages:
         raise ValueError(

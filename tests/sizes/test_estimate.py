@@ -275,6 +275,14 @@ def test_wrong_arguments_are_named(name: str, value: Any, message: str) -> None:
         small(**{name: value})
 
 
+def test_a_sample_is_a_microbatch_of_some_rows() -> None:
+    empty = torch.empty(0, 64)
+    with pytest.raises(ValueError, match="the batch must have at least 1 row, got 0"):
+        small(sample=empty, target=empty)
+    with pytest.raises(ValueError, match="dimension 0"):
+        small(target=empty)
+
+
 def test_a_wrong_shape_is_an_error_without_a_log(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError, match="64"):
         small(sample=torch.empty(8, 63))
