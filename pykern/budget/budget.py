@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -16,11 +16,7 @@ from ..runtime.recompute.recompute import INPUTS, Level
 from ..runtime.stage.stage import Stage
 from .fit import Fitted, fit
 from .level_costs import StageCosts
-from .measure import measure
-
-# The bytes of a loss, or of the gradient that its backward starts from: each is one number. On CPU
-# workers the starting gradients of all microbatches are made with the first.
-_LARGEST_NUMBER = 8
+from .measure import measure, with_starts
 
 _KEEP_BITS: tuple[Level, ...] = ("none", "ops", *INPUTS)
 
@@ -67,7 +63,8 @@ class Budget:
         self._of_devices(plan.num_devices)
         # A sample without rows is refused: no action would run, and no memory would seem held.
         batch_size({"sample": self.sample, "target": self.target})
-        losses = Losses(loss_fn, None if self.target is None else [self.target], [1.0])
+        in_one_memory = all(stage.device.type == "cpu" for stage in stages)
+        losses = Losses.of_one(loss_fn, self.target, in_one_memory=in_one_memory)
         levels: tuple[Level, ...] = (*_KEEP_BITS, "ops+stash") if self.stash else _KEEP_BITS
         try:
             costs = measure(stages, (self.sample,), losses, levels, split=plan.has(Kind.I))
@@ -76,8 +73,7 @@ class Budget:
             if self.target is None and isinstance(error, TypeError):
                 add_note(error, "a loss that takes a target needs Budget(..., target=...)")
             raise
-        starts = float(_LARGEST_NUMBER * plan.num_microbatches)
-        return [*costs[:-1], replace(costs[-1], step_bytes=starts)]
+        return with_starts(costs, plan)
 
     def fit(self, plan: Plan, costs: Sequence[StageCosts]) -> Fitted:
         """The levels for a plan over stages of these costs.

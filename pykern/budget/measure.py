@@ -29,6 +29,8 @@ from .live_bytes import LiveBytes
 from .trial import Trial
 
 _REPEATS = 3
+# The bytes of the gradient that a microbatch's backward starts from, which is one number.
+_LARGEST_NUMBER = 8
 
 
 @dataclass
@@ -107,6 +109,12 @@ def measure_bytes(
     named = {level for one in levels for level in (one.kept, one.rebuilt)}
     chosen = [level for level in LEVELS if level in named]
     return measure(stages, arguments, finish, chosen, split=plan.has(Kind.I), timed=False)
+
+
+def with_starts(costs: Sequence[StageCosts], plan: Plan) -> list[StageCosts]:
+    """The costs with the starting gradients of all microbatches, which are made with the first."""
+    starts = float(_LARGEST_NUMBER * plan.num_microbatches)
+    return [*costs[:-1], replace(costs[-1], step_bytes=starts)]
 
 
 def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCosts:

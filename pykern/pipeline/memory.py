@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ..budget.fit_memory import most_held
 from ..budget.level_costs import levels_of_stages
-from ..budget.measure import measure_bytes
+from ..budget.measure import measure_bytes, with_starts
 from ..columns import by_device
 from ..plan import Plan
 from ..runtime import microbatch
@@ -134,10 +134,11 @@ def activation_bytes(pipe: Steps, call: Call, target: Any) -> list[float] | None
     if kwargs:
         return None
     assert pipe._loss_fn is not None
-    losses = Losses(pipe._loss_fn, None if of_target is None else [of_target], [1.0])
+    in_one_memory = pipe._executor.in_one_memory
+    losses = Losses.of_one(pipe._loss_fn, of_target, in_one_memory=in_one_memory)
     levels = levels_of_stages(plan.num_stages, pipe._levels)
     costs = measure_bytes(pipe._executor.stages, args, losses, plan, levels)
-    return most_held(plan, costs, levels)
+    return most_held(plan, with_starts(costs, plan), levels)
 
 
 def first_microbatch(pipe: Steps, call: Call, target: Any) -> tuple[Call, Any]:

@@ -84,6 +84,12 @@ class Losses:
         self._starts: list[Tensor] = []
         self._type: torch.dtype | None = None
 
+    @classmethod
+    def of_one(cls, loss_fn: Loss, target: Any, *, in_one_memory: bool = False) -> Losses:
+        """Those of a single microbatch, with its target or None."""
+        targets = None if target is None else [target]
+        return cls(loss_fn, targets, [1.0], in_one_memory=in_one_memory)
+
     @property
     def knows_gradients(self) -> bool:
         """Whether starting gradients are made here, with the shape and type of their outputs."""

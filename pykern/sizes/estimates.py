@@ -157,7 +157,7 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
         chain.cut(cut.stages, homes, everywhere)
         stages = make_stages(list(chain.layers.values()), cut, homes)
         of_stages = levels_of_stages(plan.num_stages, levels)
-        losses = Losses(loss_fn, None if target is None else [target], [1.0])
+        losses = Losses.of_one(loss_fn, target)
         costs = measure_bytes(stages, (chain.first_input(sample),), losses, plan, of_stages)
     activations = most_held(plan, costs, of_stages)
     transfers = _transfers(plan, costs)

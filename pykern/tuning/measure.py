@@ -234,7 +234,7 @@ def _levels(asked: Asked, size: int) -> list[StageCosts]:
     units.chain.cut(units.layers, homes, everywhere)
     stages = [Stage(number, of, homes[0]) for number, of in enumerate(units.modules())]
     first, _ = units.chain.enter(args, kwargs)
-    losses = Losses(asked.loss_fn, None if target is None else [target], [1.0])
+    losses = Losses.of_one(asked.loss_fn, target)
     return measure_levels(stages, first, losses, _LEVELS, split=True, timed=False)
 
 

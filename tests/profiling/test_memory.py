@@ -1,14 +1,16 @@
 """`pipe.memory`: the bytes of devices, and what is not known."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import mse_loss
+from torch.nn.functional import l1_loss, mse_loss
 
 import pykern
 from bench.live import counted_bytes
+from pykern.plan import Kind
 from tests.fake_cuda.host_gpus import host_gpus
 
 WIDTH = 32
@@ -16,10 +18,9 @@ WIDTH = 32
 LINEAR = 4 * (WIDTH * WIDTH + WIDTH)
 
 
-def pipeline(*layers: nn.Module, devices: str = "cpu:2") -> pykern.Pipeline:
-    return pykern.Pipeline(
-        nn.Sequential(*layers), devices=devices, microbatches=4, loss_fn=mse_loss, balance="layers"
-    )
+def pipeline(*layers: nn.Module, devices: str = "cpu:2", **more: Any) -> pykern.Pipeline:
+    given = {"microbatches": 4, "loss_fn": mse_loss, "balance": "layers", **more}
+    return pykern.Pipeline(nn.Sequential(*layers), devices=devices, **given)
 
 
 def linear() -> nn.Linear:
@@ -61,6 +62,21 @@ def test_the_predicted_peak_is_what_a_step_holds() -> None:
     for device, live in zip(held.devices, counted, strict=True):
         assert device.activations is not None
         assert 0 < live.peak <= device.activations < 1.5 * live.peak + 4096
+
+
+def test_the_loss_of_one_microbatch_is_held_at_a_time() -> None:
+    x = torch.randn(256, WIDTH)
+    of_microbatch = 4 * 64 * WIDTH
+    peaks = []
+    for loss_fn in (l1_loss, mse_loss):
+        with pipeline(linear(), linear(), loss_fn=loss_fn) as pipe:
+            held = pipe.memory(x, target=x)
+        peaks.append(max(device.activations or 0 for device in held.devices))
+    # On the CPU the mean of squares keeps the memory of all squares.
+    assert peaks[1] <= peaks[0] + of_microbatch
+    budget = pykern.Budget(peaks[1], x[:64], x[:64])
+    with pipeline(linear(), linear(), recompute=budget) as pipe:
+        assert not pipe.plan.has(Kind.R)
 
 
 def test_what_is_unknown_is_not_0_and_says_why() -> None:
