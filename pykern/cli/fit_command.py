@@ -120,7 +120,7 @@ def _room(devices: int | None, memory: float | None, box: str | None) -> Room:
 
 
 def _most(found: "Estimate") -> str:
-    return f"the most is {max(device.total for device in found.devices) / GIB:.3f} GiB"
+    return f"the most is {max(device.total for device in found.devices) / GIB:.4g} GiB"
 
 
 def _optimizer(name: str) -> Any:

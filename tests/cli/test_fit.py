@@ -1,5 +1,6 @@
 """`pykern fit`: its table, its verdict, its exit codes, and what it refuses in one line."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,6 +69,12 @@ def test_a_model_that_needs_a_change() -> None:
     assert result.exit_code == 1
     assert "It does not fit in 0.25 GiB: the most is 0." in result.stdout
     assert "It fits with microbatches=8: the most is 0." in result.stdout
+
+
+def test_less_than_a_mebibyte_is_not_0() -> None:
+    result = fit("--devices", "2", "--memory", "0.0001")
+    assert result.exit_code == 1
+    assert re.search(r"does not fit in 0\.0001 GiB: the most is 0\.000[1-9]", result.stdout)
 
 
 def test_a_model_that_cannot_be_made_to_fit() -> None:
