@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -55,10 +56,10 @@ class LiveBytes(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for tensor in all_tensors((args, kwargs)):
+        for tensor in _dense((args, kwargs)):
             self._note(tensor, is_new=False)
         result = func(*args, **kwargs)
-        for tensor in all_tensors(result):
+        for tensor in _dense(result):
             self._note(tensor, is_new=True)
         return result
 
@@ -82,3 +83,12 @@ class LiveBytes(DispatchMode):
             if self._known.get(known.key) is known:
                 del self._known[known.key]
         return self._now
+
+
+def _dense(tree: Any) -> Iterator[Tensor]:
+    """The tensors of a tree; of a sparse one, such as an embedding's gradient, its two parts."""
+    for tensor in all_tensors(tree):
+        if tensor.layout is torch.sparse_coo:
+            yield from (tensor._indices(), tensor._values())
+        else:
+            yield tensor

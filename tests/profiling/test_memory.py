@@ -117,3 +117,23 @@ def test_rings_of_gpus_are_counted_as_they_are_allocated() -> None:
     assert first > 0
     assert first % (4 * WIDTH * 4) == second % (4 * WIDTH * 4) == 0
     assert second >= 2 * 4 * WIDTH * 4
+
+
+def test_sparse_gradients_count_by_their_parts() -> None:
+    table, ids = nn.Embedding(WIDTH, WIDTH, sparse=True), torch.arange(16)
+    budget = pykern.Budget(2**20, ids[:4], torch.ones(4, WIDTH))
+    with pipeline(table, linear(), recompute=budget) as pipe:
+        first, _ = pipe.memory(ids, target=torch.ones(16, WIDTH)).devices
+    # Of the outputs of two microbatches in flight.
+    two = 2 * 4 * 4 * WIDTH
+    assert first.activations is not None
+    assert first.activations >= two
+    found = pykern.estimate(
+        [table, linear()],
+        devices=2,
+        microbatches=4,
+        sample=ids[:4],
+        target=torch.ones(4, WIDTH),
+        loss_fn=mse_loss,
+    )
+    assert found.devices[0].activations >= two
