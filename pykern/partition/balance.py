@@ -211,7 +211,7 @@ def require_num_stages(num_stages: int, num_layers: int) -> None:
     """Refuses more stages than layers.
 
     Raises:
-        TypeError, ValueError: there are too few layers, or stages are no positive int.
+        TypeError, ValueError: the model has too few layers, or the number of stages is wrong.
     """
     require_counts(num_stages=num_stages)
     if num_layers < num_stages:
