@@ -27,11 +27,12 @@ def require_folder(name: str, path: Path) -> None:
         path: the file.
 
     Raises:
-        ValueError: its folder does not exist.
+        ValueError: it is a folder, or its folder does not exist.
     """
-    if not path.parent.is_dir():
+    if path.is_dir() or not path.parent.is_dir():
         raise ValueError(
-            f"{name} must be in a folder that exists, got {path}. Make the folder first"
+            f"{name} must be a file in a folder that exists, got {path}. Name a file, and make its "
+            "folder first"
         )
 
 

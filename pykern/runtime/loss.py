@@ -86,7 +86,7 @@ class Losses:
 
     @classmethod
     def of_one(cls, loss_fn: Loss, target: Any, *, in_one_memory: bool = False) -> Losses:
-        """Those of a single microbatch, with its target or None."""
+        """The loss of a single microbatch, with its target or None."""
         targets = None if target is None else [target]
         return cls(loss_fn, targets, [1.0], in_one_memory=in_one_memory)
 

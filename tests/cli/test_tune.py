@@ -68,7 +68,7 @@ def test_a_file_without_a_folder_is_refused_before_anything_is_measured(
     monkeypatch.setattr(cache, "measure", measured)
     result = CliRunner().invoke(app, ["tune", option, str(tmp_path / "absent" / "file.json")])
     assert result.exit_code == 2
-    assert f"{option.strip('-')} must be in a folder that exists" in result.stderr
+    assert f"{option.strip('-')} must be a file in a folder that exists" in result.stderr
 
 
 def normed() -> tuple[Any, ...]:

@@ -124,7 +124,7 @@ def test_sparse_gradients_count_by_their_parts() -> None:
     budget = pykern.Budget(2**20, ids[:4], torch.ones(4, WIDTH))
     with pipeline(table, linear(), recompute=budget) as pipe:
         first, _ = pipe.memory(ids, target=torch.ones(16, WIDTH)).devices
-    # Of the outputs of two microbatches in flight.
+    # The outputs of two microbatches in flight.
     two = 2 * 4 * 4 * WIDTH
     assert first.activations is not None
     assert first.activations >= two
