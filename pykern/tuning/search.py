@@ -115,9 +115,7 @@ class ProposalSearch:
 
     def bound_ns(self, shares: Shares) -> float:
         """A lower bound for all plans with these microbatches: all work, shared evenly."""
-        work, measured = 0.0, self._measured
-        count = microbatches_of_one(shares) * shares.replicas
-        rows = self._rows / count
+        measured, rows = self._measured, self._rows_of(shares)
         once = len(measured.units) - shares.devices_of_one
         whole, halves = (
             sum(
@@ -126,10 +124,10 @@ class ProposalSearch:
             )
             for of in ("FB", "FIW")
         )
-        work = min(whole, halves)
         # As much work as all devices do in a nanosecond at most.
         most = max(n * speed for n, speed in enumerate(self._speeds(rows), 1))
-        return count * work / most + measured.outside_ns(0, shares.replicas)
+        work = self._rows / rows * min(whole, halves)
+        return work / most + measured.outside_ns(0, shares.replicas)
 
     def predict(self, plan: Plan, costs: Costs, rows: float) -> Timeline:
         """Simulates a step with microbatches of `rows` rows."""
@@ -137,6 +135,11 @@ class ProposalSearch:
         if plan.num_devices > len(speeds) or set(speeds) != {1.0}:
             return simulate_shared(plan, costs, speeds, self._measured.crowded)
         return simulate(plan, costs)
+
+    def _rows_of(self, shares: Shares) -> float:
+        """The rows of a microbatch; some have a part of a row more, or less."""
+        assert shares.num_microbatches is not None
+        return self._rows / shares.num_microbatches
 
     def _speeds(self, rows: float) -> list[float]:
         return self._measured.speeds_for(rows)[: self._num_devices]
@@ -147,7 +150,7 @@ class ProposalSearch:
 
     def _take(self, name: str, plan: Plan, shares: Shares) -> None:
         """Keeps the plan, with its cut of equal times, if it is among the best."""
-        rows = self._rows / plan.num_microbatches / shares.replicas
+        rows = self._rows_of(shares)
         spans = balanced_spans(self._measured, plan.num_stages, rows)
         self._keep(self._proposal(name, shares.side_by_side(plan), spans, shares.replicas))
 
@@ -218,8 +221,7 @@ class ProposalSearch:
 
     def _ordered(self, shares: Shares) -> Iterator[tuple[str, Plan]]:
         """Orders made for these costs: with as much in flight as in 1F1B, and without a limit."""
-        count = microbatches_of_one(shares)
-        rows = self._rows / count / shares.replicas
+        count, rows = microbatches_of_one(shares), self._rows_of(shares)
 
         def costs(num_stages: int) -> Costs:
             return self._measured.costs(balanced_spans(self._measured, num_stages, rows), rows)

@@ -6,6 +6,7 @@ import pytest
 
 from pykern.partition.unequal import neighbours
 from pykern.plan.shares import Shares
+from pykern.schedules import gpipe
 from pykern.tuning.measurements import Measurements
 from pykern.tuning.search import ProposalSearch
 from pykern.tuning.space import balanced_spans, shares_of
@@ -60,6 +61,15 @@ def test_no_plan_is_below_the_bound() -> None:
     for one in search.best:
         shares = Shares(2, one.microbatches, one.replicas)
         assert one.predicted_ns >= search.bound_ns(shares) - 1e-6
+
+
+def test_nor_where_replicas_have_unequal_numbers_of_microbatches_and_share_cores() -> None:
+    fixed = {kind: (tuple(50.0 for _ in UNEVEN),) * 2 for kind in "FBIW"}
+    measured = measurements(UNEVEN, times_ns=fixed, reduce_ns=(0.0,) * len(UNEVEN))
+    search, shares = ProposalSearch(measured, 3, 7), Shares(3, 4, 3)
+    costs = measured.costs([range(len(UNEVEN))], 7 / 4)
+    timeline = search.predict(shares.side_by_side(gpipe(1, 2)), costs, 7 / 4)
+    assert timeline.makespan_ns >= search.bound_ns(shares)
 
 
 def test_what_is_pruned_is_not_better(monkeypatch: pytest.MonkeyPatch) -> None:
