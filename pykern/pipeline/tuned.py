@@ -13,7 +13,7 @@ from torch import nn
 
 from ..partition.chain import max_stages
 from ..plan import Plan
-from ..plan.files import write_text
+from ..plan.files import read_text, write_text
 from ..plan.files.json_form import from_json, require_object, to_json
 from ..plan.files.strict_json import read_json
 from .choose_levels import Levels
@@ -75,15 +75,15 @@ class Tuned:
             ValueError: the file holds something else.
             OSError: it cannot be read.
         """
-        content = read_json(Path(path).read_text(encoding="utf-8"))
         try:
+            content = read_json(read_text(Path(path)))
             require_object("the file", content, FORMAT, VERSION, _KEYS)
+            plan, _ = from_json(json.dumps(content["plan"]))
         except ValueError as error:
             raise ValueError(
                 f"tuned must be a file that pykern.tune's Choice.save has written, got {path}: "
                 f"{error}"
             ) from None
-        plan, _ = from_json(json.dumps(content["plan"]))
         return cls(**{key: content[key] for key in _KEYS[2:-1]}, plan=plan)
 
 

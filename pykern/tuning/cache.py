@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ..plan.files import write_text
+from ..plan.files import read_text, write_text
 from ..replacing import require_folder
 from .asked import Asked
 from .measure import measure, sizes_to_measure, weights_of
@@ -23,7 +23,7 @@ def measured_once(asked: Asked, path: Path | None, tell: Tell) -> Measurements:
     if path is None:
         return measure(asked, tell)
     if path.exists():
-        found = Measurements.from_json(path.read_text(encoding="utf-8"))
+        found = Measurements.from_json(read_text(path))
         # A memory that is too small for larger sizes had these left out.
         sizes = sizes_to_measure(asked)[: len(found.rows)]
         needed = asked.subject, asked.units.names, sizes, asked.num_cores

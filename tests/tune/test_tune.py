@@ -1,6 +1,5 @@
 """`pykern.tune` and `Pipeline(tuned=...)`, with few rounds, whatever is measured in them."""
 
-import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -260,15 +259,20 @@ def test_what_does_not_go_with_a_file(more: dict[str, Any], message: str, tmp_pa
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], "tuned must be a file that"),
-        ({"format": "pykern-plan", "version": 1}, "tuned must be a file that"),
-        ({"format": "pykern-tuned", "version": 1}, "the file must have the key 'devices'"),
+        (b"[]", "must be a JSON object"),
+        (b'{"format": "pykern-plan", "version": 1}', "format must be 'pykern-tuned'"),
+        (b'{"format": "pykern-tuned", "version": 1}', "the file must have the key 'devices'"),
+        (b"", "Expecting value"),
+        (b"\x80\x02torch", "must be ASCII, got byte 128"),
     ],
 )
-def test_other_files_are_refused(content: Any, message: str, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=message):
-        pykern.Pipeline(mlp(), tuned=tmp_path / "plan.json")
+def test_other_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"tuned must be a file that .*plan\.json.*{message}"):
+        pykern.Pipeline(mlp(), tuned=path)
+    with pytest.raises(ValueError, match=r"measurements must be those of|must be ASCII, got"):
+        tuned(mlp(), resume=path)
 
 
 def test_devices_are_needed_without_a_file() -> None:
