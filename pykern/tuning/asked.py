@@ -57,11 +57,7 @@ class Asked:
         memory = 1 if self.memory is None else self.memory
         if not (isinstance(memory, Real) and memory > 0):
             raise ValueError(f"memory must be a number of bytes above 0, got {memory!r}")
-        for name in STANDS_FOR.keys() & self.more.keys():
-            raise ValueError(
-                f"{name} must be left out of tune, which chooses it, got {self.more[name]!r}. "
-                "Give it to a pykern.Pipeline"
-            )
+        refuse_chosen(self.more)
         if self.batch_size is not None:
             require_counts(batch_size=self.batch_size)
         gpus = self.gpus
@@ -191,4 +187,13 @@ class Asked:
                 **self.more,
                 **more,
             },
+        )
+
+
+def refuse_chosen(more: Mapping[str, Any]) -> None:
+    """Raises ValueError for arguments of a pipeline that `tune` chooses."""
+    for name in STANDS_FOR.keys() & more.keys():
+        raise ValueError(
+            f"{name} must be left out of tune, which chooses it, got {more[name]!r}. "
+            "Give it to a pykern.Pipeline"
         )

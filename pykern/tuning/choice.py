@@ -13,7 +13,7 @@ from ..partition.chain import call_of, max_stages
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.profiled import tokens_of_row
 from ..pipeline.tuned import Tuned
-from .asked import Asked
+from .asked import Asked, refuse_chosen
 from .measurements import Measurements
 from .proposal import Proposal
 
@@ -59,7 +59,11 @@ class Choice:
 
         Args:
             **more: further arguments of `Pipeline`, or others than `tune` was given.
+
+        Raises:
+            ValueError: an argument is one that `tune` has chosen.
         """
+        refuse_chosen(more)
         best = self.best
         return self.asked.pipeline(best.plan, best.spans, recompute=best.levels, **more)
 

@@ -238,6 +238,14 @@ def test_what_is_refused(more: dict[str, Any], message: str) -> None:
         tuned(**({"model": mlp()} | more))
 
 
+@pytest.mark.parametrize("more", [{"recompute": "layer"}, {"schedule": "gpipe"}])
+@pytest.mark.usefixtures("injected")
+def test_a_choice_is_not_changed_in_part(more: dict[str, Any]) -> None:
+    choice = tuned(mlp())
+    with pytest.raises(ValueError, match="must be left out of tune, which chooses it"):
+        choice.pipeline(**more)
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
