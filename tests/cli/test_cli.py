@@ -354,14 +354,8 @@ REFUSED = [
     (["plan", "gpipe", "--compare", "hanayo", "--out", "a.json"], "drawing beside --compare, got"),
     (["plan", "gpipe", "--transfer", "-1"], "the value must be a time of at least 0, got '-1'"),
     (["plan", "gpipe", "--out", "plan.gif"], ".json, .comms.csv, .csv, .txt, .png, .pdf, .svg"),
-    (
-        ["plan", "gpipe", "--out", "folder.svg"],
-        "--out must be a file in a folder that exists, got folder.svg",
-    ),
-    (
-        ["plan", "gpipe", "--out", "folder.txt"],
-        "--out must be a file in a folder that exists, got folder.txt",
-    ),
+    (["plan", "gpipe", "--out", "folder.svg"], "must be a file in a folder that exists, got"),
+    (["plan", "gpipe", "--out", "folder.txt"], "must be a file in a folder that exists, got"),
     (
         ["plan", "gpipe", "--out", "absent/plan.png"],
         "--out must be a file in a folder that exists, got",
