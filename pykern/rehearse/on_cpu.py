@@ -33,16 +33,8 @@ _MOVES = frozenset(["to", "cuda", "cpu"])
 # Functions that make a tensor on the default device, which a script may set to a GPU.
 _MAKERS = frozenset(
     [
-        *(
-            "tensor",
-            "as_tensor",
-            "scalar_tensor",
-            "empty",
-            "empty_strided",
-            "zeros",
-            "ones",
-            "full",
-        ),
+        *("tensor", "as_tensor", "scalar_tensor", "empty", "empty_strided"),
+        *("zeros", "ones", "full"),
         *("eye", "arange", "linspace", "logspace", "tril_indices", "triu_indices"),
         *("rand", "randn", "randint", "randperm", "normal"),
     ]

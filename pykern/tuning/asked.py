@@ -192,8 +192,9 @@ class Asked:
 
 def refuse_chosen(more: Mapping[str, Any]) -> None:
     """Raises ValueError for arguments of a pipeline that `tune` chooses."""
-    for name in STANDS_FOR.keys() & more.keys():
-        raise ValueError(
-            f"{name} must be left out of tune, which chooses it, got {more[name]!r}. "
-            "Give it to a pykern.Pipeline"
-        )
+    for name in STANDS_FOR:
+        if name in more:
+            raise ValueError(
+                f"{name} must be left out of tune, which chooses it, got {more[name]!r}. "
+                "Give it to a pykern.Pipeline"
+            )
