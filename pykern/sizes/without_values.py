@@ -12,7 +12,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -33,11 +33,14 @@ class WithoutValues:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """A context in which errors get a note; torch neither logs them nor warns of addresses."""
+        """A context in which errors get a note; torch neither logs them nor warns of addresses.
+
+        The caller's autocast for GPUs is one for the CPU, as which the model runs.
+        """
         logger = logging.getLogger("torch._subclasses.fake_tensor")
         was_disabled, logger.disabled = logger.disabled, True
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), _as_on_gpus():
                 warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
                 yield
         except BaseException as error:
@@ -68,6 +71,12 @@ class WithoutValues:
         with self._mode:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
         return fake.requires_grad_(tensor.requires_grad)
+
+
+def _as_on_gpus() -> AbstractContextManager[object]:
+    if not torch.is_autocast_enabled("cuda"):
+        return nullcontext()
+    return torch.autocast("cpu", dtype=torch.get_autocast_dtype("cuda"))
 
 
 def _real(tensor: Tensor) -> Tensor:

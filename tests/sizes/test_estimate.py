@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import pykern
 from bench.live import counted_bytes
+from pykern import _C
 from pykern.models import gpt, next_token_loss
 from pykern.sizes.changes import PlannedStep, changes
 from pykern.sizes.estimates import Bytes
@@ -273,6 +274,19 @@ WRONG: list[tuple[str, Any, str]] = [
 def test_wrong_arguments_are_named(name: str, value: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         small(**{name: value})
+
+
+def test_autocast_for_gpus_counts_without_one() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = small().devices
+    assert expected != small().devices
+    with (
+        _C.Undo(torch.set_autocast_enabled, "cuda", torch.is_autocast_enabled("cuda")),
+        _C.Undo(torch.set_autocast_dtype, "cuda", torch.get_autocast_dtype("cuda")),
+    ):
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        assert small().devices == expected
 
 
 def test_a_sample_is_a_microbatch_of_some_rows() -> None:
