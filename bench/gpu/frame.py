@@ -48,6 +48,8 @@ RUNS = {
         "graph_step": 80,
         "makespan": 120,
         "copy_overlap": 60,
+        "predicted": 60,
+        "tuned": 60,
     },
     "speed": {
         "build": 90,
@@ -84,6 +86,8 @@ NEEDS = {
     "driver_log": (),
     "kernels": ("triton",),
     "levels": ("triton",),
+    "predicted": (_DRIVER, "triton"),
+    "tuned": ("triton",),
     "traffic": ("ncu", "triton"),
     "peers": ("triton",),
 }

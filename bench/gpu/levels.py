@@ -63,8 +63,23 @@ def measure(chain: nn.Sequential, x: Tensor, level: Level) -> Json:
         return {
             "step_ms": min(times),
             "activation_bytes": torch.cuda.max_memory_allocated() - before,
+            "estimated_bytes": estimated_bytes(chain, x, level),
             "predicted_ms": predicted_ms(pipe, x),
         }
+
+
+def estimated_bytes(chain: nn.Sequential, x: Tensor, level: Level) -> float:
+    """What `pykern.estimate` says of the activations, without the GPU."""
+    (device,) = pykern.estimate(
+        chain,
+        devices=1,
+        sample=x[:1],
+        loss_fn=loss,
+        schedule="gpipe",
+        microbatches=len(x),
+        recompute=level,
+    ).devices
+    return device.activations
 
 
 def step_ms(pipe: pykern.Pipeline, x: Tensor) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -18,6 +20,9 @@ from .frame import Json
 from .variants import CAPTURES, FOURS, WARM_UP, Capture, pipeline
 
 Make = Callable[[], Contender]
+# For a contender to be made, warmed up and compared: torchgpipe's first steps on an H100 took more
+# than was left of a minute.
+READY_S = 25
 
 
 def side_by_side(claim: str, makers: Mapping[str, Make], rounds: int, tolerance: float) -> Json:
@@ -26,9 +31,10 @@ def side_by_side(claim: str, makers: Mapping[str, Make], rounds: int, tolerance:
     there: list[Contender] = []
     for name, make in makers.items():
         try:
-            contender = make()
-            if there:
-                assert_same_answer([there[0], contender], tolerance)
+            with no_longer_than(READY_S):
+                contender = make()
+                if there:
+                    assert_same_answer([there[0], contender], tolerance)
         except ImportError as absent:
             errors[name] = f"absent: {absent}"
         except Exception as error:
@@ -46,6 +52,22 @@ def side_by_side(claim: str, makers: Mapping[str, Make], rounds: int, tolerance:
         "records": [asdict(record) for record in records],
         "errors": errors,
     }
+
+
+@contextmanager
+def no_longer_than(limit_s: int) -> Iterator[None]:
+    """Raises TimeoutError in the main thread, also where Python waits for another thread."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"it took longer than {limit_s} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(limit_s)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def notices_wrong_gradients(device: torch.device) -> bool:

@@ -1,5 +1,6 @@
 """Runs the tests that are marked gpu."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -31,13 +32,18 @@ def control() -> bool:
     return False
 
 
+def side_by_side() -> list[str]:
+    """Options for several processes, where pytest-xdist is installed."""
+    return ["-n", "6"] if importlib.util.find_spec("xdist") else []
+
+
 def passed(tests: str, folder: Path) -> Json:
     """Raises RuntimeError if a test fails, or all are skipped."""
     log = folder / "pytest.log"
     # As it comes, because a test that hangs takes the rest of the section along.
     with log.open("w") as file:
         done = subprocess.run(
-            [*_PYTEST, "-m", "gpu", "-v", "-p", "no:cacheprovider", tests],
+            [*_PYTEST, *side_by_side(), "-m", "gpu", "-v", "-p", "no:cacheprovider", tests],
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"},
             stdout=file,
