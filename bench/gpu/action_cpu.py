@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import cProfile
+import io
+import pstats
 import statistics
 import time
 from collections.abc import Callable
@@ -22,7 +25,9 @@ WIDTH = 16
 
 
 def run(folder: Path) -> Json:
-    return measure(DEVICE, rounds=40)
+    figures = measure(DEVICE, rounds=40)
+    (folder / "action_cpu.profile.txt").write_text(profiled(DEVICE))
+    return figures
 
 
 def control() -> bool:
@@ -66,6 +71,21 @@ def issued(capture: Capture, device: torch.device, rounds: int) -> Json:
             pipe.step(x, target=y)
         cpu_us, wall_us = us_per_action(lambda: pipe.step(x, target=y), rounds)
     return {"us_per_action": cpu_us, "wall_us_per_action": wall_us}
+
+
+def profiled(device: torch.device, num_steps: int = 10) -> str:
+    """The functions that take most of called steps, by Python's profiler, which slows all."""
+    model, x, y = task(device)
+    profile = cProfile.Profile()
+    with pipeline(model, PLAN, FOURS["streams"], False, F.mse_loss) as pipe:
+        for _ in range(WARM_UP):
+            pipe.step(x, target=y)
+        for _ in range(num_steps):
+            finish()
+            profile.runcall(pipe.step, x, target=y)
+    text = io.StringIO()
+    pstats.Stats(profile, stream=text).strip_dirs().sort_stats("tottime").print_stats(50)
+    return text.getvalue()
 
 
 def by_threads(device: torch.device, rounds: int) -> Json:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import pykern
 from pykern.plan import Costs, Plan, simulate
+from pykern.plan.drawing import save_chrome_trace
 from pykern.schedules import gpipe, hanayo, interleaved, one_f_one_b
 
 from .frame import Json
@@ -33,9 +35,12 @@ def run(folder: Path) -> Json:
     sleep = calibrated()
     x = torch.zeros(NUM_MICROBATCHES, 64, device=DEVICE)
     costs = measured_costs(sleep, TIMES, x[:1])
+    figures = measure(sleep, costs, x)
+    for name, plan in PLANS.items():
+        draw(plan, sleep, costs, x, folder / f"makespan-{name}.trace.json")
     return {
         "costs_ns": {"forward": costs.forward_ns, "backward": costs.backward_ns},
-        "by_plan": measure(sleep, costs, x),
+        "by_plan": figures,
     }
 
 
@@ -69,13 +74,29 @@ def measure(sleep: Sleep, costs: Costs, x: Tensor) -> Json:
     return found
 
 
+def draw(plan: Plan, sleep: Sleep, costs: Costs, x: Tensor, path: Path) -> None:
+    """Keeps a step by graphs beside the simulated one, to see what came late."""
+    with of_spins(plan, FOURS["streams"], sleep, True) as pipe:
+        for _ in range(WARM_UP):
+            pipe.step(x)
+        with pipe.tracing():
+            pipe.step(x)
+        simulated = simulate(plan, costs)
+        timelines = {"simulated": simulated, "measured": pipe.timeline(), "copies": pipe.copies()}
+    save_chrome_trace(timelines, path)
+
+
+def of_spins(plan: Plan, devices: Any, sleep: Sleep, capture: Capture) -> pykern.Pipeline:
+    model = nn.Sequential(*(Spin(sleep, TIMES) for _ in range(plan.num_stages)))
+    return pipeline(model, plan, devices, capture, Tensor.sum)
+
+
 def against(plan: Plan, devices: Any, sleep: Sleep, x: Tensor, capture: Capture) -> Json:
     """The makespan by the trace, and of the whole step by the host's clock.
 
     The least of three, since anything else on the machine only adds.
     """
-    model = nn.Sequential(*(Spin(sleep, TIMES) for _ in range(plan.num_stages)))
-    with pipeline(model, plan, devices, capture, Tensor.sum) as pipe:
+    with of_spins(plan, devices, sleep, capture) as pipe:
         for _ in range(WARM_UP):
             pipe.step(x)
         finish()

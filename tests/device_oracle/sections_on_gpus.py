@@ -28,14 +28,17 @@ from bench.gpu import (
     levels,
     overlap,
     pools,
+    predicted,
     profiler,
     raw_launch,
     split_capture,
     stitch,
+    tuned,
 )
 from bench.gpu.groups import split
 from bench.gpu.tools import DEVICE, own_stream
 from bench.gpu.variants import CAPTURES
+from pykern.tuning import measure, overheads, trial
 from tests.device_oracle.bindings import Bindings
 from tests.device_oracle.oracle import gpus
 from tests.device_oracle.stand_ins import Cupti, Cupy
@@ -153,6 +156,35 @@ def test_replayed_steps_are_compared_with_a_graph_of_the_plain_model() -> None:
     assert found["ran"] == [
         "graphed", "plain loop", "pykern eager", "pykern graph", "pykern step", "pykern threads"
     ]  # fmt: skip
+
+
+def test_steps_are_predicted_from_those_of_another_schedule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(predicted, "STEPS", 1)
+    told_by = {
+        name: (plan, dict(list(plans.items())[1:2]))
+        for name, (plan, plans) in predicted.PREDICTED.items()
+    }
+    monkeypatch.setattr(predicted, "PREDICTED", told_by)
+    figures = predicted.measure(predicted.Work(blocks=4, width=64, rows=2, context=8), True)
+    assert list(figures) == ["1f1b, M=4", "zb_h1, M=8"]
+    for found in figures.values():
+        assert found["traced_ms"] == pytest.approx(found["predicted_ms"], rel=0.01)
+        assert found["step_ms"] > 0
+    assert predicted.control()
+
+
+def test_the_choice_for_a_gpt_is_told_with_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "ROUNDS", 1)
+    monkeypatch.setattr(overheads, "_ROUNDS", 2)
+    monkeypatch.setattr(trial, "FEWEST", 2)
+    monkeypatch.setattr(trial, "MOST", 2)
+    work = tuned.Work(blocks=2, width=64, rows=4, context=8)
+    choice = tuned.tuned(work)
+    found = tuned.measure(choice, work)
+    assert len(found["run"]) == 6
+    assert found["peak_bytes"] == pytest.approx(max(choice.best.peak_bytes), rel=0.2)
 
 
 # The fake's answers to an event of another context, and to a second split of a GPU.

@@ -130,6 +130,18 @@ def test_cpu_time_of_an_action_is_measured(gpu: None) -> None:
     assert figures["eager"]["us_per_action"] > figures["plain loop"]["us_per_action"] > 0
 
 
+def test_the_functions_of_a_called_step_are_told(gpu: None) -> None:
+    assert "dispatch" in action_cpu.profiled(HOST, num_steps=1)
+
+
+@pytest.mark.slow
+def test_a_step_of_spins_is_drawn(gpu: None, tmp_path: Path) -> None:
+    x = torch.zeros(makespan.NUM_MICROBATCHES, 4)
+    makespan.draw(makespan.PLANS["1f1b"], no_sleep, COSTS, x, tmp_path / "trace.json")
+    text = (tmp_path / "trace.json").read_text()
+    assert all(name in text for name in ("simulated", "measured", "copies"))
+
+
 def test_every_way_takes_its_steps(gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
     each_once.steps(HOST, {"eager": False})
     assert capsys.readouterr().out.splitlines() == ["ran streams, eager", "ran groups, eager"]
