@@ -86,7 +86,7 @@ def quantise(x: Tensor, form: StashForm = "int8") -> tuple[Tensor, Tensor]:
 
     Args:
         x: float32, bfloat16, float16 or float64, [..., columns].
-        form: "int8" or "e4m3", which Triton's interpreter rounds wrong and refuses.
+        form: "int8" or "e4m3", which GPUs make from compute capability 8.9 on.
 
     Returns:
         Codes, int8 or float8_e4m3fn, of the shape of `x`. Scales, float32, one per 128 columns.
@@ -94,6 +94,8 @@ def quantise(x: Tensor, form: StashForm = "int8") -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: the form is unknown, or `x` has no columns.
         TypeError: `x` is not floating.
+        NotImplementedError: the GPU cannot round to e4m3, or Triton's interpreter is to, which
+            rounds it wrong.
 
     Paper: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022.
     """

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pykern.kernels import stash as twin
 from pykern.kernels.gpu import stash as gpu
@@ -144,6 +145,24 @@ def test_bytes_of_an_element():
 def test_e4m3_is_refused_by_an_interpreter_that_rounds_it_wrong():
     with pytest.raises(NotImplementedError, match="e4m3 wrong"):
         gpu.quantised(torch.ones(2, 4), "e4m3")
+
+
+@pytest.mark.parametrize(
+    ("capability", "refused"), [((8, 0), True), ((8, 6), True), ((8, 9), False)]
+)
+def test_e4m3_is_refused_by_a_gpu_that_has_none(monkeypatch, capability, refused):
+    monkeypatch.setattr(gpu, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
+    with FakeTensorMode():
+        # Without rows, nothing is launched where it is not refused.
+        x = torch.empty(0, 4, device="cuda:1")
+        if not refused:
+            assert gpu.quantised(x, "e4m3")[0].dtype == torch.float8_e4m3fn
+            return
+        with pytest.raises(NotImplementedError, match=r"got e4m3 on NVIDIA A100\. Use int8"):
+            gpu.quantised(x, "e4m3")
+    assert gpu.quantised(torch.ones(0, 4), "int8")[0].dtype == torch.int8
 
 
 def test_wrong_arguments_are_refused():

@@ -13,8 +13,9 @@ from .rows import as_rows
 
 # Elements of a program's tile, 16 for each thread, unless one row has more.
 _ELEMENTS = 2048
-# The most columns of a program's tile. Longer rows are read twice.
-_MOST_COLUMNS = 8192
+# The most columns of a tile of the forward and of the backward. Longer rows are read twice.
+_MOST_COLUMNS = 16384
+_MOST_BACKWARD = 8192
 # The most programs of a backward. Each adds up the gradients of weights over its rows. A constant,
 # not the GPU's number of processors, gives the same results on every GPU.
 _MOST_PARTS = 256
@@ -43,7 +44,7 @@ def add_and_normalise(
         return added, normed, rstd, mean
     num_columns = x.shape[-1]
     num_rows = x.numel() // num_columns
-    rows, columns, num_warps = _tile(num_columns)
+    rows, columns, num_warps = _tile(num_columns, _MOST_COLUMNS)
     whole = columns >= num_columns
     drops = (seed, place_of(place, x.device))
     sizes = (1 / (1 - rate), threshold(rate))
@@ -98,7 +99,10 @@ def gradients(
         return of_total, normed, of_weights.zero_()
     num_columns = total.shape[-1]
     num_rows = total.numel() // num_columns
-    rows, columns, num_warps = _tile(num_columns)
+    rows, columns, num_warps = _tile(num_columns, _MOST_BACKWARD)
+    if num_columns % 16:
+        # Loaded one by one, elements take registers for their addresses.
+        num_warps = min(2 * num_warps, 32)
     num_tiles = cdiv(num_rows, rows)
     tiles_each = cdiv(num_tiles, _MOST_PARTS)
     num_parts = cdiv(num_tiles, tiles_each)
@@ -138,9 +142,9 @@ def gradients(
     return of_total, normed, of_weights
 
 
-def _tile(num_columns: int) -> tuple[int, int, int]:
+def _tile(num_columns: int, most: int) -> tuple[int, int, int]:
     """Rows and columns of a program's tile, and its warps."""
-    columns = min(max(next_power_of_2(num_columns), 4), _MOST_COLUMNS)
+    columns = min(max(next_power_of_2(num_columns), 4), most)
     rows = max(_ELEMENTS // columns, 1)
     return rows, columns, max(rows * columns // 512, 1)
 

@@ -16,6 +16,8 @@ from .rows import as_rows
 # Elements of a program, and its most columns.
 _TILE = 4096
 _COLUMNS = 4096
+# The first compute capability whose processors round to e4m3.
+_E4M3_SINCE = (8, 9)
 # This constant plus a small number has the nearest integer in its lowest bits, ties to even.
 _TO_INTEGER = tl.constexpr(1.5 * 2**23)
 
@@ -95,11 +97,8 @@ def _restore(
 def quantised(x: Tensor, form: StashForm) -> tuple[Tensor, Tensor]:
     """See `pykern.kernels.stash.quantised`."""
     dtype, largest = CODES[form]
-    if form == "e4m3" and INTERPRETED:
-        raise NotImplementedError(
-            "form must be int8 in Triton's interpreter, which rounds to e4m3 wrong, got e4m3. Use "
-            "a GPU for e4m3"
-        )
+    if form == "e4m3":
+        _require_e4m3(x.device)
     num_columns = x.shape[-1]
     num_blocks = cdiv(num_columns, BLOCK)
     codes = torch.empty(x.shape, dtype=dtype, device=x.device)
@@ -124,6 +123,20 @@ def quantised(x: Tensor, form: StashForm) -> tuple[Tensor, Tensor]:
             num_warps=4,
         )
     return codes, scales
+
+
+def _require_e4m3(device: torch.device) -> None:
+    """Raises NotImplementedError where numbers in e4m3 cannot be made."""
+    if INTERPRETED:
+        raise NotImplementedError(
+            "form must be int8 in Triton's interpreter, which rounds to e4m3 wrong, got e4m3. Use "
+            "a GPU for e4m3"
+        )
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _E4M3_SINCE:
+        name = torch.cuda.get_device_name(device)
+        raise NotImplementedError(
+            f"form must be int8 on GPUs before compute capability 8.9, got e4m3 on {name}. Use int8"
+        )
 
 
 def restored(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
