@@ -46,9 +46,12 @@ RUNS = {
     "graphs": {
         "build": 90,
         "graph_step": 80,
-        "makespan": 120,
+        "no_waits": 20,
+        "in_a_row": 30,
+        "tight": 30,
+        "makespan": 80,
         "copy_overlap": 60,
-        "predicted": 60,
+        "predicted": 50,
         "tuned": 60,
     },
     "speed": {

@@ -79,8 +79,7 @@ def gpus(num_gpus: int) -> Iterator[FakeCuda]:
     _connect(fake, num_gpus)
     try:
         yield fake
-        assert load().oracle_gpu() == 0
-        assert not any(load().oracle_stream(gpu) for gpu in range(num_gpus))
+        assert_restored(num_gpus)
         gc.collect()
         fake.synchronize()
         assert load().oracle_failure() is None, load().oracle_failure()
@@ -90,6 +89,12 @@ def gpus(num_gpus: int) -> Iterator[FakeCuda]:
         fake.close()
     assert not violations, violations[:3]
     assert not fake.leaks, fake.leaks
+
+
+def assert_restored(num_gpus: int) -> None:
+    """The current GPU and torch's current streams are those before the first step."""
+    assert load().oracle_gpu() == 0
+    assert not any(load().oracle_stream(gpu) for gpu in range(num_gpus))
 
 
 def _connect(fake: FakeCuda, num_gpus: int) -> None:
@@ -294,6 +299,11 @@ def _properties(device: Any) -> SimpleNamespace:
     )
 
 
+def _free_and_total(device: Any = None) -> tuple[int, int]:
+    """Of a GPU with a terabyte."""
+    return 2**40 - load().oracle_bytes(_index(device)), 2**40
+
+
 def _torch_cuda() -> dict[str, Any]:
     """The functions of torch.cuda that pykern uses; those of a build for the CPU raise errors."""
 
@@ -320,6 +330,7 @@ def _torch_cuda() -> dict[str, Any]:
         "is_current_stream_capturing": lambda: bool(load().oracle_is_capturing()),
         "synchronize": _synchronize,
         "empty_cache": lambda: None,
+        "mem_get_info": _free_and_total,
         "memory_allocated": lambda device=None: load().oracle_bytes(_index(device)),
         "max_memory_allocated": lambda device=None: load().oracle_peak(_index(device)),
         "reset_peak_memory_stats": lambda device=None: load().oracle_reset_peak(_index(device)),

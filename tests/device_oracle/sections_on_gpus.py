@@ -7,7 +7,7 @@ torch's operations for the kernel of `green`, the driver's count of launches for
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,10 @@ from bench.gpu import (
     driver_log,
     graph_step,
     green,
+    in_a_row,
     issue_rate,
     levels,
+    no_waits,
     overlap,
     pools,
     predicted,
@@ -33,6 +35,7 @@ from bench.gpu import (
     raw_launch,
     split_capture,
     stitch,
+    tight,
     tuned,
 )
 from bench.gpu.groups import split
@@ -40,7 +43,7 @@ from bench.gpu.tools import DEVICE, own_stream
 from bench.gpu.variants import CAPTURES
 from pykern.tuning import measure, overheads, trial
 from tests.device_oracle.bindings import Bindings
-from tests.device_oracle.oracle import gpus
+from tests.device_oracle.oracle import counts, gpus
 from tests.device_oracle.stand_ins import Cupti, Cupy
 from tests.fake_cuda.fake import FakeCuda
 
@@ -156,6 +159,45 @@ def test_replayed_steps_are_compared_with_a_graph_of_the_plain_model() -> None:
     assert found["ran"] == [
         "graphed", "plain loop", "pykern eager", "pykern graph", "pykern step", "pykern threads"
     ]  # fmt: skip
+
+
+@contextmanager
+def no_wait() -> Iterator[None]:
+    """In the place of torch's check, which asks CUDA."""
+    before = counts().host_waits
+    yield
+    if counts().host_waits > before:
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+
+def test_steps_that_wait_for_the_gpu_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(no_waits, "refused", no_wait)
+    assert no_waits.control()
+    assert no_waits.run(tmp_path)["streams"]["step"] == {"steps": no_waits.NUM_STEPS}
+
+
+def test_pipelines_that_keep_memory_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(in_a_row, "NUM_PIPELINES", 4)
+    monkeypatch.setattr(in_a_row, "CAPTURES", {"graph": True})
+    monkeypatch.setattr(in_a_row, "WIDTH", 512)
+    assert in_a_row.control()
+    assert list(in_a_row.run(tmp_path)) == ["graph"]
+
+
+def test_captures_come_where_little_memory_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The oracle has no limit, so that the fault is for a GPU to notice."""
+    for name, size in (("WIDTH", 8), ("ROWS", 2)):
+        monkeypatch.setattr(tight, name, size)
+    monkeypatch.setattr(tight, "taken", lambda num_bytes: torch.empty(16, device=DEVICE))
+    found = tight.run(tmp_path)
+    assert found["cached_bytes"] > 2**39
+    assert len(found["losses"]) == 2
 
 
 def test_steps_are_predicted_from_those_of_another_schedule(

@@ -19,6 +19,7 @@ from pykern.runtime.gpu import streams
 from tests.device_oracle.oracle import counts
 from tests.device_oracle.steps_on_gpus import (
     FOUR,
+    SCHEDULES,
     TWO,
     WIDTH,
     assert_alike,
@@ -31,13 +32,7 @@ from tests.fake_cuda.fake import FakeCuda
 from tests.support.plain_step import plain_step
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        *("gpipe", "one_f_one_b", "breadth_first", "interleaved", "hanayo", "chimera"),
-        *("zb_h1", "zb_v", "v_half", "dualpipe_v"),
-    ],
-)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("devices", [TWO, FOUR], ids=len)
 def test_schedules(four_gpus: FakeCuda, schedule: str, devices: list[str]) -> None:
     assert_steps_are_plain(

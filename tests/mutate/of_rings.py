@@ -197,6 +197,10 @@ OF_RINGS = (
         PEERS,
         (" if lanes.reaches(a, b)]", "]"),
         ("self.wrong.append((sender, receiver))", "pass"),
+        (
+            "        lanes.copy_at_once(\n            [\n",
+            "        any(lanes.copy_at_once([copy]) for copy in\n            [\n",
+        ),
     ),
     *mutants(
         "pykern/runtime/gpu/host_link.py",

@@ -49,3 +49,13 @@ def test_only_pairs_of_the_plan_are_enabled(gpus: FakeCuda) -> None:
         assert gpus.calls("cuCtxEnablePeerAccess") == 4
         pipe.step(case.inputs, target=case.target)
         assert gpus.staged_copies == 0
+
+
+def test_both_ways_are_under_way_at_once(gpus: FakeCuda) -> None:
+    """The host waits for neither copy before both are issued: here, the first never ends."""
+    gpus.hang("cuMemcpyAsync", 1)
+    with pytest.raises(RuntimeError, match="cuStreamSynchronize"):
+        CASES["mlp"](8).pipeline(schedules.one_f_one_b(2, 4), "cuda")
+    assert gpus.calls("cuMemcpyAsync") == 2
+    gpus.let_go()
+    assert all("the host waits for work that hangs" in text for text in gpus.forgive())
