@@ -70,7 +70,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
         monkeypatch.setitem(sys.modules, "cupy", Cupy(fake))
         monkeypatch.setattr(driver_log, "DRIVER", fake.library._name)
         monkeypatch.setattr(profiler, "profile", partial(Cupti, fake))
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
         monkeypatch.setattr(torch, "equal", and_wait(torch.equal))
         monkeypatch.setattr(torch.Tensor, "item", and_wait(torch.Tensor.item))
         yield fake

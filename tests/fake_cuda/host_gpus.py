@@ -204,6 +204,9 @@ class HostGpus:
     def give_back_cache(self) -> None:
         self.synchronize()
 
+    def room(self, lane: int) -> tuple[int, int]:
+        return 0, 1
+
     def pool(self) -> None:
         return None
 

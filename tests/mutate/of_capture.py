@@ -162,6 +162,15 @@ OF_CAPTURE = (
         ("in (Kind.B, Kind.W)", "in (Kind.B,)"),
     ),
     *mutants(
+        "pykern/runtime/gpu/capture/pools.py",
+        HELD,
+        ("if each * more > free:", "if each > free:"),
+        (
+            "                reserved, free = self._gpus.room(lane)\n",
+            "                reserved, free = before, 1\n",
+        ),
+    ),
+    *mutants(
         "pykern/runtime/gpu/capture/quiet.py",
         HELD,
         ("    gc.disable()\n", ""),

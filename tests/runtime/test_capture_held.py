@@ -130,6 +130,31 @@ def test_the_cache_is_given_back_once_before_the_first_capture(
     assert set(calls[1:]) == {"capture"}
 
 
+def test_graphs_that_cannot_have_memory_are_refused_with_their_bytes(
+    gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first stage has four microbatches in flight; each capture takes 3 GiB of 11."""
+    taken: list[int] = []
+    capture = HostGpus.capture
+
+    def take(*given: Any) -> Any:
+        taken.append(3 * 2**30)
+        return capture(*given)
+
+    def room(*_: object) -> tuple[int, int]:
+        return sum(taken), 11 * 2**30 - sum(taken)
+
+    monkeypatch.setattr(HostGpus, "capture", take)
+    monkeypatch.setattr(HostGpus, "room", room)
+    case = CASES["mlp"](16)
+    with case.pipeline(schedules.gpipe(2, 4), "cuda", capture=True) as pipe:
+        pipe.step(case.inputs, target=case.target)
+        refused = "stage 0 need 3072 MiB for each of 3 more .* in flight, and 8192 MiB are free"
+        with pytest.raises(CannotCapture, match=refused):
+            pipe.step(case.inputs, target=case.target)
+        assert len(taken) == 1
+
+
 def test_gradients_are_zeroed_gpu_by_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     zeroed: list[set[str]] = []
 

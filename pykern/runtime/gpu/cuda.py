@@ -177,6 +177,11 @@ class Gpus:
         self.synchronize()
         torch.cuda.empty_cache()
 
+    def room(self, lane: int) -> tuple[int, int]:
+        """Bytes that torch has of a lane's GPU, and bytes that nobody has."""
+        device = self._devices[lane]
+        return torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)[0]
+
     def pool(self) -> Any:
         """A memory pool for graphs that are replayed in the order of their capture."""
         return torch.cuda.graph_pool_handle()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from ....plan import Kind, Plan
 from ..cuda import Gpus
+from .refusals import CannotCapture
+
+_MIB = 2**20
 
 
 class Pools:
@@ -17,7 +21,7 @@ class Pools:
     """
 
     def __init__(self, gpus: Gpus, plan: Plan, stage: int) -> None:
-        self._gpus = gpus
+        self._gpus, self._stage = gpus, stage
         self._of_slots: dict[int, Any] = {}
         self._shared = gpus.pool() if takes_turns(plan, stage) else None
 
@@ -25,6 +29,25 @@ class Pools:
     def are_shared(self) -> bool:
         """Whether recomputed tensors of all slots are in one memory."""
         return self._shared is not None
+
+    def slots(self, lane: int, count: int) -> Iterator[int]:
+        """The numbers of the slots, whose graphs take as much memory each.
+
+        Raises:
+            CannotCapture: after the first slot, if the GPU has too little memory for all.
+        """
+        before, _ = self._gpus.room(lane)
+        for slot in range(count):
+            yield slot
+            if slot == 0:
+                reserved, free = self._gpus.room(lane)
+                each, more = reserved - before, count - 1
+                if each * more > free:
+                    raise CannotCapture(
+                        f"graphs of stage {self._stage} need {each // _MIB} MiB for each of "
+                        f"{more} more microbatches in flight, and {free // _MIB} MiB are free. "
+                        "Recompute, or use a schedule with fewer in flight"
+                    )
 
     def of(self, slot: int) -> Any:
         """The pool for F, and for the backward of microbatches that are not recomputed."""

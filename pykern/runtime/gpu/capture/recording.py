@@ -141,7 +141,7 @@ class Recording:
             arguments = self._input_parts[0]
             leaves: Sequence[Tensor] = ()
             for stage, static in enumerate(self._static):
-                for slot in range(static.num_slots):
+                for slot in self._pools[stage].slots(self._lane_of[stage], static.num_slots):
                     static.take(slot, arguments, leaves)
                     pool = self._pools[stage].of(static.ring_slot(slot))
                     self._record(Kind.F, stage, slot, pool)
