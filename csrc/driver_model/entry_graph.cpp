@@ -26,6 +26,9 @@ std::vector<std::size_t> ends_of(Model& model, const Graph& graph, const CUgraph
     return ends;
 }
 
+// CU_DEVICE_ATTRIBUTE_MAX_PITCH of every GPU so far.
+constexpr std::size_t kMostPitch = 2147483647;
+
 void check_flat(Model& model, const Memcpy3D& copy) {
     const bool unified =
         copy.srcMemoryType == kMemoryTypeUnified && copy.dstMemoryType == kMemoryTypeUnified;
@@ -34,6 +37,9 @@ void check_flat(Model& model, const Memcpy3D& copy) {
                       copy.dstZ == 0;
     if (!unified || !flat) {
         model.refuse("only flat copies between unified addresses are modelled", kInvalidValue);
+    }
+    if (std::max(copy.srcPitch, copy.dstPitch) > kMostPitch) {
+        model.refuse("a pitch is larger than the device allows", kInvalidValue);
     }
 }
 

@@ -20,6 +20,9 @@ namespace driver = cuda::driver;
 
 using Nodes = std::vector<cuda::CUgraphNode>;
 
+// The most bytes of a node: it takes a row of the copy for a pitch, which is at most 2^31 - 1.
+constexpr std::size_t kMostBytes = std::size_t{1} << 30;
+
 cuda::Memcpy3D flat_copy(cuda::CUdeviceptr to, cuda::CUdeviceptr from, std::size_t bytes) {
     cuda::Memcpy3D copy{};
     copy.srcMemoryType = copy.dstMemoryType = cuda::kMemoryTypeUnified;
@@ -47,10 +50,14 @@ class Chain {
 
     void add_copy(cuda::CUdeviceptr to, cuda::CUdeviceptr from, std::size_t bytes,
                   cuda::CUcontext context) {
-        const cuda::Memcpy3D copy = flat_copy(to, from, bytes);
-        cuda::CUgraphNode node = nullptr;
-        driver::cuGraphAddMemcpyNode(&node, graph_, after_.data(), after_.size(), &copy, context);
-        after_ = {node};
+        for (std::size_t at = 0; at < bytes; at += kMostBytes) {
+            const cuda::Memcpy3D copy =
+                flat_copy(to + at, from + at, std::min(kMostBytes, bytes - at));
+            cuda::CUgraphNode node = nullptr;
+            driver::cuGraphAddMemcpyNode(&node, graph_, after_.data(), after_.size(), &copy,
+                                         context);
+            after_ = {node};
+        }
     }
 
     void add(const Transfers& transfers, cuda::CUcontext context) {

@@ -176,6 +176,21 @@ TEST_CASE("a reader waits for each part of a transfer by way of the host") {
     for (const std::string& text : FakePair::violations()) FAIL_CHECK(text);
 }
 
+TEST_CASE("copies of more bytes than a pitch may have are several nodes") {
+    const Case given{"apart", by_slots(Placement::linear(2), 1, 1, 2), {0, 1}};
+    reset(given, 0);
+    MixStep step(given.plan, given.gpus);
+    const TaskNumber copy = step.job.task_of({.microbatch = 0, .stage = 0, .kind = Kind::COPY_F});
+    const std::uint64_t before = fake_calls("cuGraphAddMemcpyNode");
+    const StepGraph small(step.job, false);
+    const std::uint64_t others = fake_calls("cuGraphAddMemcpyNode") - before - 1;
+    // Nothing is moved, since the graph is not launched.
+    step.job.set_transfers(copy, {{.to = 16, .from = 32, .bytes = std::size_t{5} << 30}});
+    const StepGraph large(step.job, false);
+    CHECK(fake_calls("cuGraphAddMemcpyNode") - before - others - 1 == others + 5);
+    for (const std::string& text : FakePair::violations()) FAIL_CHECK(text);
+}
+
 TEST_CASE("a step that throws has ended") {
     const Case given = cases()[0];
     reset(given, 0);

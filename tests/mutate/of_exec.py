@@ -127,6 +127,7 @@ OF_EXEC = (
         "csrc/exec/step_graph.cpp",
         ORDER,
         ("after_.erase(std::ranges::unique(after_).begin(), after_.end());", ""),
+        ("kMostBytes = std::size_t{1} << 30;", "kMostBytes = std::size_t{1} << 33;"),
         ("    chain.add(launch->before, context);\n", ""),
         ("    chain.add(launch->after, context);\n", ""),
         (
