@@ -20,8 +20,8 @@ class Proposal:
         levels: the level of each forward; None for the level of the kernels.
         predicted_ns: the predicted time of a step.
         bubble: share of the devices' time without an action, as predicted, 0...1.
-        peak_bytes: by device, as predicted: parameters, gradients, state of the optimizer and
-            activations.
+        weights_bytes: by device, the bytes of parameters, gradients and state of the optimizer.
+        activation_bytes: by device, the predicted peak of activations.
         measured_ns: the median time of a step; None if the proposal was not run.
     """
 
@@ -32,8 +32,15 @@ class Proposal:
     levels: Levels | None
     predicted_ns: float
     bubble: float
-    peak_bytes: tuple[float, ...] = ()
+    weights_bytes: tuple[float, ...] = ()
+    activation_bytes: tuple[float, ...] = ()
     measured_ns: float | None = None
+
+    @property
+    def peak_bytes(self) -> tuple[float, ...]:
+        """By device, the predicted peak of all that it holds."""
+        pairs = zip(self.weights_bytes, self.activation_bytes, strict=True)
+        return tuple(weights + held for weights, held in pairs)
 
     @property
     def microbatches(self) -> int:

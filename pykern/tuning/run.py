@@ -23,6 +23,7 @@ from .progress import Tell, told
 from .proposal import Proposal
 from .search import ProposalSearch
 from .trial import run_in_turn
+from .weigh import weighed_finalists
 
 # The number of proposals that are run.
 TRIED = 6
@@ -58,7 +59,8 @@ def tune(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
 
     First steps of the model show what each place between two possible cuts takes, for microbatches
     of several sizes. Then all schedules, with their options, numbers of microbatches and replicas
-    are simulated, each with the cut that is best for it, and the best six are run. The model's
+    are simulated, each with the cut that is best for it, and the best six are run. A microbatch
+    through their stages tells their bytes, as `pipe.memory` does. The model's
     gradients, buffers and devices and the random numbers are afterwards as before. On a terminal, a
     bar shows how far this is.
 
@@ -98,8 +100,7 @@ def tune(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
             measured = measured_once(asked, None if resume is None else Path(resume), tell)
         with told("searching") as tell:
             search = searched(asked, measured, tell)
-        with told("running the best") as tell:
-            return _tried(asked, measured, search, tell)
+        return _tried(asked, measured, search)
 
 
 def searched(asked: Asked, measured: Measurements, tell: Tell) -> ProposalSearch:
@@ -115,13 +116,15 @@ def searched(asked: Asked, measured: Measurements, tell: Tell) -> ProposalSearch
     return search
 
 
-def _tried(asked: Asked, measured: Measurements, search: ProposalSearch, tell: Tell) -> Choice:
+def _tried(asked: Asked, measured: Measurements, search: ProposalSearch) -> Choice:
     """The choice after the best proposals have run."""
-    finalists = search.finalists(TRIED)
-    ran: list[Proposal] = finalists
+    finalists = ran = search.finalists(TRIED)
     try:
-        for now in run_in_turn(asked, finalists, tell):
-            ran = now
+        with told("weighing the best") as tell:
+            finalists = ran = weighed_finalists(asked, search, TRIED, tell)
+        with told("running the best") as tell:
+            for now in run_in_turn(asked, finalists, tell):
+                ran = now
     except KeyboardInterrupt as interrupt:
         raise TuneInterrupted(_choice(asked, measured, search, finalists, ran)) from interrupt
     return _choice(asked, measured, search, finalists, ran)

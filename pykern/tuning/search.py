@@ -113,6 +113,11 @@ class ProposalSearch:
         others = _first_of_each([*apart, *self.best], lambda one: one.kind)[len(apart) : count]
         return sorted([*apart, *others], key=lambda one: one.predicted_ns)
 
+    def replace(self, one: Proposal, by: Proposal | None) -> None:
+        """Puts another proposal in the place of one of the best, or nothing."""
+        place = next(number for number, each in enumerate(self.best) if each is one)
+        self.best[place : place + 1] = [] if by is None else [by]
+
     def bound_ns(self, shares: Shares) -> float:
         """A lower bound for all plans with these microbatches: all work, shared evenly."""
         measured, rows = self._measured, self._rows_of(shares)
@@ -199,7 +204,8 @@ class ProposalSearch:
             by_microbatch,
             timeline.makespan_ns + outside_ns,
             timeline.bubble_ratio,
-            tuple(one + other for one, other in zip(weights, held, strict=True)),
+            tuple(weights),
+            tuple(held),
         )
 
     def _weights(self, plan: Plan, spans: tuple[range, ...]) -> list[float]:

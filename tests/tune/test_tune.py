@@ -1,6 +1,7 @@
 """`pykern.tune` and `Pipeline(tuned=...)`, with few rounds, whatever is measured in them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 import pykern
 from pykern import _C
 from pykern.search import search
-from pykern.tuning import cache, measure, overheads, run, trial
+from pykern.tuning import cache, measure, overheads, run, trial, weigh
 from pykern.tuning.asked import Asked
 from pykern.tuning.proposal import Proposal
 from pykern.tuning.search import ProposalSearch
@@ -154,6 +155,34 @@ def test_memory_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with pykern.Pipeline(model, tuned=tmp_path / "plan.json", loss_fn=F.mse_loss) as pipe:
         expected = F.mse_loss(model(x), x).detach()
         torch.testing.assert_close(pipe.step(x, target=x), expected)
+
+
+def test_what_was_run_has_the_bytes_of_its_pipeline() -> None:
+    model, x = mlp(), torch.randn(8, 8)
+    choice = tuned(model, sample=x, target=x)
+    for one in choice.proposals[: run.TRIED]:
+        with choice.asked.pipeline(one.plan, one.spans, recompute=one.levels) as pipe:
+            devices = pipe.memory(x, target=x).devices
+        assert one.activation_bytes == tuple(device.activations for device in devices)
+
+
+def test_what_needs_more_than_the_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first three that are weighed need more than the search took them to."""
+    model, x = mlp(), torch.randn(8, 8)
+    memory = 10.0**6
+    heavy = [(10.0**7,) * 2] * 3
+
+    def weighed(_: Asked, one: Proposal) -> Proposal:
+        return replace(one, activation_bytes=heavy.pop()) if heavy else one
+
+    monkeypatch.setattr(weigh, "_weighed", weighed)
+    choice = tuned(model, sample=x, target=x, memory=memory)
+    assert heavy == []
+    assert all(max(one.peak_bytes) <= memory for one in choice.proposals)
+    assert sum(one.measured_ns is not None for one in choice.proposals) == run.TRIED
+    monkeypatch.setattr(weigh, "_weighed", lambda _, one: replace(one, activation_bytes=(2e7,) * 2))
+    with pytest.raises(ValueError, match=r"the best \d+ need 2\d+ or more\. Use more devices"):
+        tuned(model, sample=x, target=x, memory=memory)
 
 
 @pytest.mark.usefixtures("injected")
