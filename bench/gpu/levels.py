@@ -69,7 +69,7 @@ def measure(chain: nn.Sequential, x: Tensor, level: Level) -> Json:
 
 
 def estimated_bytes(chain: nn.Sequential, x: Tensor, level: Level) -> float:
-    """What `pykern.estimate` says of the activations, without the GPU."""
+    """The activations by `pykern.estimate`, without the GPU."""
     (device,) = pykern.estimate(
         chain,
         devices=1,

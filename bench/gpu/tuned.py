@@ -1,4 +1,4 @@
-"""What `pykern.tune` chooses for a GPT on this GPU: predicted and measured times and bytes."""
+"""The choice of `pykern.tune` for a GPT on this GPU: predicted and measured times and bytes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def measure(chosen: Choice, work: Work) -> Json:
 
 
 def peak_bytes(chosen: Choice, work: Work) -> int:
-    """What torch allocates at most in the steps of the best, with AdamW."""
+    """The most that torch allocates in steps of the best, with AdamW."""
     ids = batch(work)
     before = torch.cuda.memory_allocated()
     with chosen.pipeline() as pipe:

@@ -300,7 +300,7 @@ def _properties(device: Any) -> SimpleNamespace:
 
 
 def _free_and_total(device: Any = None) -> tuple[int, int]:
-    """Of a GPU with a terabyte."""
+    """As if a GPU had a terabyte."""
     return 2**40 - load().oracle_bytes(_index(device)), 2**40
 
 

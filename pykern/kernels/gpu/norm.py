@@ -99,10 +99,7 @@ def gradients(
         return of_total, normed, of_weights.zero_()
     num_columns = total.shape[-1]
     num_rows = total.numel() // num_columns
-    rows, columns, num_warps = _tile(num_columns, _MOST_BACKWARD)
-    if num_columns % 16:
-        # Loaded one by one, elements take registers for their addresses.
-        num_warps = min(2 * num_warps, 32)
+    rows, columns, num_warps = _backward_tile(num_columns)
     num_tiles = cdiv(num_rows, rows)
     tiles_each = cdiv(num_tiles, _MOST_PARTS)
     num_parts = cdiv(num_tiles, tiles_each)
@@ -147,6 +144,12 @@ def _tile(num_columns: int, most: int) -> tuple[int, int, int]:
     columns = min(max(next_power_of_2(num_columns), 4), most)
     rows = max(_ELEMENTS // columns, 1)
     return rows, columns, max(rows * columns // 512, 1)
+
+
+def _backward_tile(num_columns: int) -> tuple[int, int, int]:
+    rows, columns, num_warps = _tile(num_columns, _MOST_BACKWARD)
+    # Loaded one by one, elements take registers for their addresses.
+    return rows, columns, num_warps if num_columns % 16 == 0 else min(2 * num_warps, 32)
 
 
 def _rows(*tensors: Tensor | None) -> tuple[list[Tensor | None], list[int]]:
