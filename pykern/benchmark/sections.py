@@ -12,11 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import product
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..kernels.activation import swiglu
+from ..kernels.dropout import dropout
+from ..kernels.norm import rms_norm
 from ..models import next_token_loss
 from ..partition import partition
 from ..pipeline.pipeline import Pipeline
@@ -35,6 +40,8 @@ _TINY, _TINY_ROWS = 16, 4
 # Width, heads, context and rows of a microbatch, on CPU workers and on GPUs.
 _SIZES = {"cpu": (128, 4, 64, 2), "cuda": (2048, 16, 1024, 4)}
 _COPIED_BYTES = 2**28
+# Rows and columns for fused kernels.
+_FUSED = 4096, 4096
 # Other pipelines of one process: package, module, class. Their constructors are alike.
 _PEERS = (("torchgpipe", "torchgpipe", "GPipe"), ("fairscale", "fairscale.nn", "Pipe"))
 
@@ -94,6 +101,58 @@ def recompute(devices: str, num_devices: int) -> Iterator[Figure]:
     yield Figure(title, "ms", _as_ms(times))
 
 
+def links(devices: str, num_devices: int) -> Iterator[Figure]:
+    """Copies from each GPU to each other one, and between each and the host. Workers have none."""
+    del num_devices
+    names = {str(lane.device): lane.device for lane in parse_devices(devices)}
+    gpus = {name: device for name, device in names.items() if device.type == "cuda"}
+    ends = {"pinned memory": torch.device("cpu"), **gpus}
+    for (sender, of_sender), (receiver, of_receiver) in product(ends.items(), repeat=2):
+        if sender == receiver:
+            continue
+        source, into = (_bytes_on(device) for device in (of_sender, of_receiver))
+        times = _timed(partial(_copy, into, source))
+        yield Figure(f"copy of 256 MiB, {sender} to {receiver}", "ms", _as_ms(times))
+
+
+def fused(devices: str, num_devices: int) -> Iterator[Figure]:
+    """Fused kernels, forward and backward, beside plain torch. Workers have none."""
+    del num_devices
+    device = parse_devices(devices)[0].device
+    if device.type != "cuda":
+        return
+    rows, width = _FUSED
+    x, wide, weight = (
+        torch.randn(*shape, device=device, dtype=torch.bfloat16).requires_grad_()
+        for shape in ((rows, width), (rows, 2 * width), (width,))
+    )
+    ways: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]] = {
+        "rms_norm": (rms_norm, lambda x, w: F.rms_norm(x, (width,), w, 1e-6), (x, weight)),
+        "swiglu": (swiglu, _plain_swiglu, (wide,)),
+        "dropout": (partial(dropout, rate=0.1), partial(F.dropout, p=0.1), (x,)),
+    }
+    for name, (ours, plain, tensors) in ways.items():
+        for who, function in (("pykern", ours), ("plain torch", plain)):
+            times = _timed(partial(_both_ways, function, tensors))
+            yield Figure(f"{name}, forward and backward, {who}", "ms", _as_ms(times))
+
+
+def capture(devices: str, num_devices: int) -> Iterator[Figure]:
+    """The GPT's step replayed from CUDA graphs. Workers have none."""
+    if parse_devices(devices)[0].device.type != "cuda":
+        return
+    plan = by_name["one_f_one_b"](num_devices, 2 * num_devices)
+    ways: dict[str, bool | Literal["step"]] = {"a graph per action": True, "one graph": "step"}
+    for of_graphs, way in ways.items():
+        model, x, y = _gpt(devices, num_devices, plan.num_microbatches)
+        with Pipeline(
+            model, devices=devices, schedule=plan, loss_fn=next_token_loss, capture=way
+        ) as pipe:
+            times = _steps(pipe, x, y)
+        title = f"a GPT's step, one_f_one_b, {of_graphs}, {_on(devices, num_devices)}"
+        yield Figure(title, "ms", _as_ms(times))
+
+
 def inference(devices: str, num_devices: int) -> Iterator[Figure]:
     """Batches through the same GPT in a stream."""
     model, x, _ = _gpt(devices, num_devices, 1)
@@ -143,6 +202,9 @@ SECTIONS: Mapping[str, Section] = {
     "dispatch": dispatch,
     "schedules": by_schedule,
     "recompute": recompute,
+    "capture": capture,
+    "links": links,
+    "kernels": fused,
     "inference": inference,
     "peers": peers,
     "torch.distributed.pipelining": torch_pipelining,
@@ -187,6 +249,30 @@ def _timed(step: Callable[[], object]) -> list[int]:
         step()
         times.append(time.perf_counter_ns() - start)
     return times[_WARMUPS:]
+
+
+def _bytes_on(device: torch.device) -> Tensor:
+    """Bytes to copy; those of the host are pinned."""
+    pinned = device.type == "cpu"
+    return torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=device, pin_memory=pinned)
+
+
+def _copy(into: Tensor, source: Tensor) -> None:
+    into.copy_(source, non_blocking=True)
+    for device in {into.device, source.device}:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+def _both_ways(function: Callable[..., Tensor], tensors: Sequence[Tensor]) -> None:
+    made = function(*tensors)
+    torch.autograd.grad(made, tensors, torch.ones_like(made))
+    torch.cuda.synchronize(made.device)
+
+
+def _plain_swiglu(packed: Tensor) -> Tensor:
+    gate, up = packed.chunk(2, -1)
+    return F.silu(gate) * up
 
 
 def _wait_for(output: Tensor) -> None:

@@ -99,10 +99,15 @@ def test_a_box_of_gpus_is_benchmarked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sections, "_gpt", _layers)
     monkeypatch.setattr(sections, "_COPIED_BYTES", 2**12)
     monkeypatch.setattr(sections, "_PEERS", ())
+    monkeypatch.setattr(sections, "_FUSED", (4, 16))
     with gpus(2):
         found = run("cuda", 300)
     # This torch is one for CPUs.
     assert list(found.left_out) == ["torch.distributed.pipelining"]
     assert "torch must have nccl" in found.left_out["torch.distributed.pipelining"]
     assert found.machine["GPUs"] == "the CPU, the CPU"
-    assert len(found.figures) == 9
+    names = [figure.name for figure in found.figures]
+    assert len(names) == len(set(names)) == 9 + 2 + 6 + 6
+    assert "copy of 256 MiB, cuda:1 to cuda:0" in names
+    assert "a GPT's step, one_f_one_b, one graph, 2 x cuda" in names
+    assert "swiglu, forward and backward, plain torch" in names
