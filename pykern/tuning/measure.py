@@ -15,6 +15,7 @@ from ..budget.level_costs import StageCosts
 from ..budget.measure import measure as measure_levels
 from ..columns import counted
 from ..notes import add_note
+from ..plan import Kind
 from ..plan.shares import Shares
 from ..runtime.loss import Losses
 from ..runtime.recompute.recompute import Level
@@ -216,7 +217,7 @@ def _held(asked: Asked, sizes: Sequence[int]) -> dict[str, Table]:
     tables: dict[str, list[tuple[float, ...]]] = {name: [] for name in SIZES}
     for size in sizes:
         try:
-            held = [_sizes_of(costs) for costs in _levels(asked, size)]
+            held = [_sizes_of(unit, costs) for unit, costs in enumerate(_levels(asked, size))]
         except BaseException as error:
             rows = counted(size, "row")
             add_note(error, f"raised for a microbatch of {rows}; tune begins with 1")
@@ -238,11 +239,14 @@ def _levels(asked: Asked, size: int) -> list[StageCosts]:
     return measure_levels(stages, first, losses, _LEVELS, split=True, timed=False)
 
 
-def _sizes_of(costs: StageCosts) -> dict[str, float]:
+def _sizes_of(unit: int, costs: StageCosts) -> dict[str, float]:
     kept, rebuilt = costs.kept["ops"], costs.rebuilt["layer"]
+    assert kept.held is not None
+    # The gradient of the input, unless the W of the unit before needs it.
+    released = kept.held.others.get((Kind.I, unit - 1), 0.0)
     return {
         "activation": kept.activation_bytes,
-        "kept": kept.weights_bytes,
+        "kept": max(kept.weights_bytes + released, 0.0),
         "boundary": rebuilt.boundary_bytes,
         "rebuilt": rebuilt.activation_bytes,
         "handed": costs.handed_bytes,

@@ -322,3 +322,14 @@ def test_halves_of_rounds_have_to_agree() -> None:
     assert not trial.is_settled([[10, 20, 10, 20], [20, 10, 20, 10]])
     # Half a per cent apart is the same.
     assert trial.is_settled([[1000, 1005, 1000, 1005], [1005, 1000, 1005, 1000]])
+
+
+def test_gradients_that_no_weight_needs_are_not_kept_until_w() -> None:
+    """Of 4 rows of 8 numbers in 4 bytes, behind I: two tensors each, without the input's gradient.
+
+    The second linear's is released by the I of the layer without weights before it.
+    """
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(4, 8)
+    asked = Asked(model, x, F.mse_loss, "cpu:2", x)
+    ((_, tanh, second),) = measure._held(asked, [4])["kept"]
+    assert (tanh, second) == (256, 256)
