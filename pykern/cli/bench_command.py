@@ -1,4 +1,4 @@
-"""`pykern bench`: measure a box into a file, and compare two files."""
+"""`pykern bench`: measure a box into a file, compare two files, and make pages of them."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..benchmark import BoxResults, Comparison
 
-bench = typer.Typer(help="Measure a box into a file, and compare two such files.")
+bench = typer.Typer(help="Measure a box into a file; compare such files, and show them.")
 
 
 @bench.command()
@@ -65,6 +65,33 @@ def compare(
     if not rows:
         raise BadInput("the files must have a figure in common, got none")
     typer.echo(_text(_compared(rows)))
+
+
+@bench.command()
+def report(
+    files: Annotated[list[Path], typer.Argument(help="Files of pykern bench box.")],
+    picture: Annotated[
+        Path | None, typer.Option(help="A picture of bars: .svg, .png or .pdf.")
+    ] = None,
+) -> None:
+    """Print a page in Markdown of one or more files, with a column for each.
+
+    A cell has the median, the middle 60 % of the times, and the time by simulation.
+    """
+    with bad_input():
+        from ..benchmark import load
+        from ..benchmark.report import MOST_BOXES, as_markdown, picture_of_boxes
+        from ..plan.drawing.picture import write_picture
+
+        if len(files) > MOST_BOXES:
+            raise BadInput(f"FILES must be at most {MOST_BOXES}, got {len(files)}. Show some")
+        names = [file.stem for file in files]
+        if len(set(names)) < len(names):
+            raise BadInput(f"names of FILES must differ, got {names}. Rename one")
+        boxes = [(name, load(file)) for name, file in zip(names, files, strict=True)]
+        if picture is not None:
+            write_picture(picture_of_boxes(boxes), picture)
+    typer.echo(as_markdown(boxes), nl=False)
 
 
 def _shown(results: "BoxResults") -> str:

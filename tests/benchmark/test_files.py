@@ -8,7 +8,9 @@ from typer.testing import CliRunner
 
 from pykern.benchmark import BoxResults, Comparison, Figure, compare, load
 from pykern.benchmark.figures import FORMAT
+from pykern.benchmark.report import as_markdown, picture_of_boxes
 from pykern.cli import app
+from pykern.plan.drawing.shapes import Bars
 
 ONE = Figure("a step", "ms", (1.0, 1.1, 1.2), 0.9)
 
@@ -69,3 +71,45 @@ def test_the_command_compares_what_both_have(tmp_path: Path) -> None:
     assert "cores: 2 | 4" in printed
     assert "0.455 │ FASTER" in printed
     assert "only here" not in printed
+
+
+def test_a_page_has_a_column_for_each_box() -> None:
+    boxes = [("old", results(ONE)), ("new", results(Figure("a | b", "us", (2.0, 4.0)), ONE))]
+    lines = as_markdown(boxes).splitlines()
+    assert lines[:3] == [
+        "- **old**: cores 2",
+        "  - inference left out: the time was over",
+        "- **new**: cores 2",
+    ]
+    assert lines[5:] == [
+        "| figure | unit | old | new |",
+        "| --- | --- | --- | --- |",
+        "| a step | ms | 1.100 (1.040 to 1.160), predicted 0.900 "
+        "| 1.100 (1.040 to 1.160), predicted 0.900 |",
+        "| a / b | us |  | 3.000 (2.400 to 3.600) |",
+    ]
+
+
+def test_bars_of_a_unit_are_in_proportion() -> None:
+    slow = Figure("a slow step", "ms", (4.4, 4.4))
+    picture = picture_of_boxes([("old", results(ONE)), ("new", results(slow, ONE))])
+    bars = [part.rectangles[0] for part in picture.parts if isinstance(part, Bars)]
+    widths = [width for _, _, width, _ in bars]
+    # Two of the legend, then of the step of both with a mark each, then the slow one's.
+    assert widths[2:] == pytest.approx([444 / 4, 2, 444 / 4, 2, 444])
+    marks = [left for left, _, width, _ in bars if width == 2]
+    assert marks == pytest.approx([330 + 444 / 4 * 0.9 / 1.1 - 1] * 2)
+
+
+def test_a_page_is_printed_and_drawn(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        results(ONE).save(tmp_path / f"{name}.json")
+    paths = [str(tmp_path / f"{name}.json") for name in ("old", "new")]
+    done = CliRunner().invoke(
+        app, ["bench", "report", *paths, "--picture", str(tmp_path / "bars.svg")]
+    )
+    assert done.exit_code == 0, done.output
+    assert done.stdout == as_markdown([("old", results(ONE)), ("new", results(ONE))])
+    assert "a step" in (tmp_path / "bars.svg").read_text()
+    for wrong in ([paths[0], paths[0]], [*paths * 4], [str(tmp_path / "none.json")]):
+        assert CliRunner().invoke(app, ["bench", "report", *wrong]).exit_code == 2
