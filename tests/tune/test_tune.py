@@ -325,7 +325,7 @@ def test_halves_of_rounds_have_to_agree() -> None:
 
 
 def test_gradients_that_no_weight_needs_are_not_kept_until_w() -> None:
-    """Of 4 rows of 8 numbers in 4 bytes, behind I: two tensors each, without the input's gradient.
+    """Two tensors of 4 x 8 numbers in 4 bytes are held behind I, without the input's gradient.
 
     The second linear's is released by the I of the layer without weights before it.
     """
