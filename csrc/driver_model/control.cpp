@@ -272,6 +272,15 @@ void fake_set_capturing(int capturing) {
     tell("fake_set_capturing", [&](Model& model) { model.capturing = capturing != 0; });
 }
 
+void fake_reuse_handles() {
+    tell("fake_reuse_handles", [&](Model& model) {
+        model.streams.reuse();
+        model.events.reuse();
+        model.graphs.reuse();
+        model.execs.reuse();
+    });
+}
+
 unsigned fake_first_multiprocessor(cuda::CUstream stream) {
     return tell("fake_first_multiprocessor",
                 [&](Model& model) { return model.group_of(model.stream(stream)).first; });

@@ -110,6 +110,9 @@ PYKERN_FAKE_EXPORT void fake_hang_node(int nth);
 PYKERN_FAKE_EXPORT void fake_let_go(int runs);
 // Another thread captures a stream, in the mode in which unsafe calls of other threads break it.
 PYKERN_FAKE_EXPORT void fake_set_capturing(int capturing);
+// Until the next reset, new objects get the handles of removed ones, as from the driver. Handles
+// that are never used twice show more mistakes, but not that of taking one object for another.
+PYKERN_FAKE_EXPORT void fake_reuse_handles();
 
 // The multiprocessors for work of the stream: the first of them; their number.
 PYKERN_FAKE_EXPORT unsigned fake_first_multiprocessor(pykern::cuda::CUstream stream);

@@ -1,4 +1,4 @@
-// Objects by handles that are never used twice, not even after a reset.
+// Objects by handles that are never used twice, not even after a reset, unless they are to be.
 #pragma once
 
 #include <deque>
@@ -6,6 +6,7 @@
 #include <mutex>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace pykern::fake {
 
@@ -21,7 +22,9 @@ template <class Handle, class Object>
 class Handles {
    public:
     Handle add(std::shared_ptr<Object> object) {
-        const auto handle = static_cast<Handle>(unused_address());
+        const bool again = reuses_ && !removed_.empty();
+        const auto handle = again ? removed_.back() : static_cast<Handle>(unused_address());
+        if (again) removed_.pop_back();
         objects_.emplace(handle, std::move(object));
         return handle;
     }
@@ -32,11 +35,19 @@ class Handles {
         return found == objects_.end() ? nullptr : found->second;
     }
 
-    void remove(Handle handle) { objects_.erase(handle); }
+    // New objects get the handles of removed ones, the last first, as from the driver.
+    void reuse() { reuses_ = true; }
+
+    void remove(Handle handle) {
+        objects_.erase(handle);
+        removed_.push_back(handle);
+    }
     const std::unordered_map<Handle, std::shared_ptr<Object>>& all() const { return objects_; }
 
    private:
     std::unordered_map<Handle, std::shared_ptr<Object>> objects_;
+    std::vector<Handle> removed_;
+    bool reuses_ = false;
 };
 
 }  // namespace pykern::fake

@@ -142,3 +142,16 @@ TEST_CASE("ten thousand steps") {
     CHECK(pair.violations().empty());
     CHECK(fake_calls("cuMemcpyAsync") == 40000);
 }
+
+TEST_CASE("a handle is used again where handles are to be, the last first") {
+    for (const bool reuses : {false, true}) {
+        FakePair pair(0);
+        if (reuses) fake_reuse_handles();
+        const CUevent first = pair.make_event(pair.context[0], kEventTimed);
+        const CUevent second = pair.make_event(pair.context[0], kEventTimed);
+        CHECK(pair.api.cuEventDestroy(first) == kSuccess);
+        CHECK(pair.api.cuEventDestroy(second) == kSuccess);
+        CHECK((pair.make_event(pair.context[0], kEventTimed) == second) == reuses);
+        CHECK((pair.make_event(pair.context[0], kEventTimed) == first) == reuses);
+    }
+}

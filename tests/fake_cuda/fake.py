@@ -81,6 +81,7 @@ def load() -> ctypes.CDLL:
         ("fake_hang_node", None, [ctypes.c_int]),
         ("fake_let_go", None, [ctypes.c_int]),
         ("fake_set_capturing", None, [ctypes.c_int]),
+        ("fake_reuse_handles", None, []),
         ("fake_first_multiprocessor", ctypes.c_uint, [pointer]),
         ("fake_num_multiprocessors", ctypes.c_uint, [pointer]),
         ("fake_violations", ctypes.c_int, []),
@@ -308,6 +309,10 @@ class FakeCuda:
     def set_capturing(self, capturing: bool) -> None:
         """Another thread captures, in the mode in which unsafe calls of others break captures."""
         self.library.fake_set_capturing(capturing)
+
+    def reuse_handles(self) -> None:
+        """New objects get the handles of removed ones, as from the driver."""
+        self.library.fake_reuse_handles()
 
     def calls(self, function: str) -> int:
         return self.library.fake_calls(function.encode())

@@ -108,8 +108,14 @@ def test_a_parameter_may_be_replaced_before_the_capture(gpus: FakeCuda) -> None:
         assert gpus.calls("cuGraphLaunch") > 0
 
 
-def test_layers_may_be_changed_any_number_of_times(gpus: FakeCuda) -> None:
-    """Only changes without a capture in between are taken to be regular."""
+@pytest.mark.parametrize("reuses", [False, True])
+def test_layers_may_be_changed_any_number_of_times(gpus: FakeCuda, reuses: bool) -> None:
+    """Only changes without a capture in between are taken to be regular.
+
+    The driver gives the graphs of a later capture the handles of earlier ones.
+    """
+    if reuses:
+        gpus.reuse_handles()
     case = case_of(nn.Linear(12, 12), nn.Linear(12, 12))
     plain = copy.deepcopy(case.layers)
     with captured(case, schedules.one_f_one_b(2, 4)) as pipe:
