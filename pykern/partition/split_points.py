@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+from ..columns import counted
 from ..trace import CutError
 
 # Names of the layers that stages begin with; or of layers with a `SplitPoint` of
@@ -67,8 +68,8 @@ def counts_at(layers: Sequence[str], split_at: SplitAt, num_stages: int) -> list
             )
     if len(bounds) - 1 != num_stages:
         raise CutError(
-            f"split_at must name {num_stages - 1} places for the {num_stages} stages of the plan, "
-            f"got {len(starts)}"
+            f"split_at must name {counted(num_stages - 1, 'place')} for the plan's "
+            f"{counted(num_stages, 'stage')}, got {len(starts)}"
         )
     return [end - start for start, end in pairwise(bounds)]
 

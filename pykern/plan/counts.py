@@ -1,6 +1,7 @@
 """Checks of counts, flags and lists from a caller, before any work starts."""
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 from pykern._C import MAX_CELLS
@@ -35,6 +36,20 @@ def require_flags(**flags: bool) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def require_numbers(**numbers: float) -> None:
+    """Refuses values that are not numbers.
+
+    Args:
+        **numbers: The values under the names that the caller knows them by.
+
+    Raises:
+        TypeError: A value is not a number, or is a bool.
+    """
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"{name} must be a number, got {value!r}")
 
 
 def one_for_each(name: str, given: Any, count: int, what: str) -> list[Any]:

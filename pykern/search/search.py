@@ -15,7 +15,7 @@ from ..columns import counted
 from ..one_of import require_one_of
 from ..plan import Costs, Kind, Memory, Placement, Plan, require_counts
 from ..plan.costs import changed
-from ..plan.counts import one_for_each
+from ..plan.counts import one_for_each, require_numbers
 from ..plan.halves import forwards_first
 from .catalogue import placement_name, placements, published
 
@@ -141,7 +141,7 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
         The plan with its makespan, a proven lower bound, its memory, and the schedules it beat.
 
     Raises:
-        TypeError: A count is not an int.
+        TypeError: A count is not an int, or `memory` or `budget_ms` is not a number.
         ValueError: A number is out of range, no plan has as many stages as the costs, a time that
             every plan needs is not known, or no plan fits in the memory.
     """
@@ -158,6 +158,7 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
         raise ValueError(f"kept must be 0 to 1, got {kept}")
     if not (isinstance(seed, Integral) and 0 <= seed < 1 << 64):
         raise ValueError(f"seed must be a whole number from 0 to 2**64 - 1, got {seed!r}")
+    require_numbers(budget_ms=budget_ms)
     require_one_of("loss", loss, get_args(LossPlace))
     outside = loss == "outside"
     cap = _cap(memory, num_devices, num_microbatches if outside else 0)
@@ -200,6 +201,7 @@ def _cap(
         memory = max(1.0, all_held / num_devices)
     shares: list[float] = one_for_each("memory", memory, num_devices, "devices")
     for share in shares:
+        require_numbers(memory=share)
         if not share > 0 or math.isinf(share):
             raise ValueError(f"memory must be finite and above 0, got {share}")
         if share * num_devices < 1 - 1e-9:

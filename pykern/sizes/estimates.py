@@ -23,7 +23,7 @@ from ..pipeline.choose_levels import RecomputeArgument, choose_levels
 from ..pipeline.choose_plan import Schedule, choose_plan
 from ..pipeline.memory import stages_on
 from ..plan import Plan, lower, require_counts
-from ..plan.counts import one_for_each
+from ..plan.counts import one_for_each, require_numbers
 from ..plan.shares import Shares
 from ..runtime.loss import Loss, Losses
 from ..runtime.microbatch import batch_size
@@ -84,9 +84,11 @@ class Estimate:
             memory: bytes of each device: one number for all, or a list with one for each.
 
         Raises:
-            ValueError: the list has another length.
+            TypeError, ValueError: a value is not a number, or the list has another length.
         """
         room = one_for_each("memory", memory, len(self.devices), "devices")
+        for has in room:
+            require_numbers(memory=has)
         return all(held.total <= has for held, has in zip(self.devices, room, strict=True))
 
     def __str__(self) -> str:

@@ -189,6 +189,17 @@ def test_nonsense_is_refused(arguments, message):
         auto(4, 8, **arguments)
 
 
+@pytest.mark.parametrize("arguments", [{"memory": "1"}, {"memory": [1.0] * 3 + [None]}])
+def test_memory_that_is_no_number_is_refused(arguments):
+    with pytest.raises(TypeError, match="memory must be a number, got "):
+        auto(4, 8, **arguments)
+
+
+def test_a_budget_that_is_no_number_is_refused():
+    with pytest.raises(TypeError, match="budget_ms must be a number, got '3'"):
+        auto(4, 8, budget_ms="3")
+
+
 @pytest.mark.parametrize("num_stages", [2, 4, 6])
 def test_costs_of_stages_are_for_plans_of_as_many(num_stages):
     costs = Costs([1.0 + stage for stage in range(num_stages)], 3.0, message_bytes=[1] * num_stages)
