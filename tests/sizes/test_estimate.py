@@ -223,9 +223,10 @@ def test_changes_that_save_memory() -> None:
     assert not before.fits(most - 1)
     each = [device.total for device in before.devices]
     assert before.fits(each)
-    for wrong in (None, "4", [each[0], None]):
+    wrongs: tuple[Any, ...] = (None, "4", [each[0], None])
+    for wrong in wrongs:
         with pytest.raises(TypeError, match="memory must be a number, got "):
-            before.fits(wrong)  # type: ignore[arg-type]
+            before.fits(wrong)
     assert not before.fits([each[0] - 1, *each[1:]])
     with pytest.raises(ValueError, match="memory must be one for all, or a list"):
         before.fits([*each, most])
