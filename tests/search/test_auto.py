@@ -1,6 +1,7 @@
 import itertools
 import signal
 import time
+from typing import Any
 
 import pytest
 
@@ -196,8 +197,9 @@ def test_memory_that_is_no_number_is_refused(arguments):
 
 
 def test_a_budget_that_is_no_number_is_refused():
+    arguments: dict[str, Any] = {"budget_ms": "3"}
     with pytest.raises(TypeError, match="budget_ms must be a number, got '3'"):
-        auto(4, 8, budget_ms="3")
+        auto(4, 8, **arguments)
 
 
 @pytest.mark.parametrize("num_stages", [2, 4, 6])
