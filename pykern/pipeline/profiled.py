@@ -29,6 +29,7 @@ from ..tensors.parameters import bytes_of, gradient_bytes, held_by
 from ..tensors.trees import Call, all_tensors
 from ..trace.cut_tape import Environment
 from .choose_plan import choose_plan
+from .host_waits import host_waits_of
 from .left_alone import left_alone
 from .memory import activation_bytes, first_microbatch
 from .request import Request
@@ -100,6 +101,8 @@ def profile(
             with one_thread():
                 layer_ns = _layer_ns(pipe, call, target)
                 beside = _beside_layers(make, pipe.plan.num_devices)
+        looks = not on_cpu and torch.cuda.is_initialized()
+        waits = host_waits_of(step) if looks else ()
         held = _held_bytes(pipe, call, target)
     seen = Observed(
         plan=pipe.plan,
@@ -118,6 +121,7 @@ def profile(
         torch_threads=threads,
         num_cores=len(os.sched_getaffinity(0)) if on_cpu else None,
         captures=pipe._executor.driver.captures,
+        host_waits=waits,
         core_share=_core_share(quiet),
         held_bytes=held,
     )

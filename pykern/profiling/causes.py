@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
 
+from ..columns import counted
 from ..plan import Costs, Plan, Timeline, Wait, critical_path
 from ..plan.costs import by_device
 from .observed import Observed
@@ -18,7 +19,9 @@ from .stage_costs import (
     balanced,
     makespan_ns,
     mapped,
+    message_ns,
     of_stages,
+    with_messages,
     without_overhead,
     work_ns,
 )
@@ -88,12 +91,13 @@ def _shares_cores(seen: Observed) -> bool:
 def _of_plan(seen: Observed) -> tuple[float, list[Cause]]:
     """The work, and the causes that the plan, its costs and its devices have."""
     plan, costs = seen.plan, seen.quiet_costs
-    layers = without_overhead(costs, plan.num_stages, seen.action_ns)
+    without_copies = with_messages(costs, [0.0] * plan.num_stages)
+    layers = without_overhead(without_copies, plan.num_stages, seen.action_ns)
     fair = with_speeds_undone(layers, plan, device_speeds(seen))
     even = balanced(fair, plan)
     work = work_ns(even, plan) / plan.num_devices
-    as_is, without, fairly, evenly = (
-        makespan_ns(plan, each) for each in (costs, layers, fair, even)
+    as_is, at_once, without, fairly, evenly = (
+        makespan_ns(plan, each) for each in (costs, without_copies, layers, fair, even)
     )
     issue, hand_over = gaps_on_path(plan, seen.quiet)
     # The part of the gaps that a pipeline without work has as well.
@@ -103,8 +107,9 @@ def _of_plan(seen: Observed) -> tuple[float, list[Cause]]:
         Cause("warm-up and cool-down", evenly - work, _warm_up(plan)),
         Cause("imbalance of stages", fairly - evenly, _imbalance(fair, plan)),
         Cause("slow device", without - fairly, _slow_device(seen)),
-        Cause("short actions", as_is - without + usual, _short(seen)),
-        Cause("late starts", seen.quiet.makespan_ns - as_is - usual, _late(seen)),
+        Cause("short actions", at_once - without + usual, _short(seen)),
+        Cause("waiting for a copy", as_is - at_once, _copy(seen)),
+        Cause(_late_name(seen), seen.quiet.makespan_ns - as_is - usual, _late(seen)),
     ]
 
 
@@ -140,8 +145,9 @@ def with_speeds_undone(costs: Costs, plan: Plan, speeds: list[float]) -> Costs:
 
 def _warm_up(plan: Plan) -> str:
     return (
-        f"{plan.num_microbatches} microbatches fill and empty {plan.num_stages} stages; use more "
-        "microbatches, or a schedule with a smaller bubble"
+        f"{counted(plan.num_microbatches, 'microbatch')} must fill and empty "
+        f"{counted(plan.num_stages, 'stage')}; use more microbatches, or a schedule with a smaller "
+        "bubble"
     )
 
 
@@ -167,7 +173,25 @@ def _slow_device(seen: Observed) -> str:
     )
 
 
+def _copy(seen: Observed) -> str:
+    times = message_ns(seen.quiet_costs, seen.plan.num_stages)
+    longest = max(range(len(times)), key=times.__getitem__)
+    if not times[longest]:
+        return "no stage waits for a copy"
+    return (
+        f"a copy over the boundary behind stage {longest} takes {times[longest] / 1e6:.3g} ms; cut "
+        "where less is handed on, or take devices with a faster link"
+    )
+
+
+def _late_name(seen: Observed) -> str:
+    return "host synchronisation" if seen.host_waits else "late starts"
+
+
 def _late(seen: Observed) -> str:
+    if seen.host_waits:
+        lines = ", ".join(seen.host_waits[:3])
+        return f"the host waits for a GPU at {lines}, and issues nothing meanwhile; keep tensors"
     if seen.num_cores is None:
         waits = "actions that could begin wait for copies, or for the thread that issues them"
         return waits if seen.captures else f"{waits}; capture=True issues them without Python"

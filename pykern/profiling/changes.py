@@ -13,7 +13,15 @@ from ..plan.costs import by_stage, changed
 from ..schedules import by_name
 from .causes import device_speeds
 from .observed import Observed
-from .stage_costs import known, makespan_ns, mapped, of_stages, without_overhead
+from .stage_costs import (
+    known,
+    makespan_ns,
+    mapped,
+    message_ns,
+    of_stages,
+    with_messages,
+    without_overhead,
+)
 
 # The number of changes that are told, and the least gain that is.
 TOLD, LEAST_GAIN = 3, 0.02
@@ -167,7 +175,17 @@ class LayerCosts:
         of_stage = [smaller * sum(self.layer_ns[n] for n in span) for span in spans]
         blank = Costs([0.0] * len(spans), [0.0] * len(spans))
         of = mapped(blank, len(spans), lambda kind, stage, _: self._time(kind, of_stage[stage]))
-        return changed(of, transfer_ns=0.0, device_speeds=self.speeds)
+        messages = [smaller * ns for ns in self._message_ns(plan)]
+        return with_messages(changed(of, device_speeds=self.speeds), messages)
+
+    def _message_ns(self, plan: Plan) -> list[float]:
+        """By boundary, the time of a copy of the present size; the mean where others cross."""
+        present = self._seen.plan
+        times = message_ns(self._seen.quiet_costs, present.num_stages)
+        if plan.placement == present.placement:
+            return times
+        crossing = [ns for ns in times if ns]
+        return [sum(crossing) / max(len(crossing), 1)] * plan.num_stages
 
     def _time(self, kind: Kind, layers_ns: float) -> float:
         # I and W are measured where they run; else they take what B takes.

@@ -34,6 +34,8 @@ class Observed:
         torch_threads: the number of torch's threads.
         num_cores: the number of cores; None where devices are GPUs.
         captures: whether steps may be CUDA graphs; True if it is not known.
+        host_waits: the lines at which the host waits for a GPU, such as "model.py:12"; empty if it
+            was not looked at.
         core_share: the part of its time that an action had a core, 0 to 1.
         held_bytes: by device, the predicted peak of parameters, gradients and activations.
         make_plan: makes other plans for the same model.
@@ -57,6 +59,7 @@ class Observed:
     torch_threads: int = 1
     num_cores: int | None = None
     captures: bool = True
+    host_waits: Sequence[str] = ()
     core_share: float = 1.0
     held_bytes: Sequence[float] = ()
 

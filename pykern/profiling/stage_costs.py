@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median_low
 
 from ..plan import Costs, Kind, Plan, simulate
-from ..plan.costs import TIME_OF, by_stage, changed
+from ..plan.costs import TIME_OF, by_stage, changed, each
 
 # The kinds of actions in tables, in their order.
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
@@ -36,7 +36,20 @@ def median_costs(of_steps: Sequence[Costs], num_stages: int) -> Costs:
     def middle(kind: Kind, stage: int, _: float) -> float:
         return median_low(by_stage(costs, kind, num_stages)[stage] for costs in of_steps)
 
-    return mapped(of_steps[0], num_stages, middle)
+    messages = zip(*(message_ns(costs, num_stages) for costs in of_steps), strict=True)
+    return with_messages(mapped(of_steps[0], num_stages, middle), list(map(median_low, messages)))
+
+
+def message_ns(costs: Costs, num_stages: int) -> list[float]:
+    """By boundary, the time of a message on its way."""
+    sizes = each(costs.message_bytes, num_stages)
+    return [costs.transfer_ns + size / costs.bandwidth for size in sizes]
+
+
+def with_messages(costs: Costs, times: Sequence[float]) -> Costs:
+    """Costs with these times of messages, by boundary, which follow each other over a link."""
+    of = {"transfer_ns": 0.0, "message_bytes": list(times), "bandwidth": 1.0}
+    return changed(costs, **of, shared_links=True)
 
 
 def without_overhead(costs: Costs, num_stages: int, action_ns: Mapping[Kind, float]) -> Costs:

@@ -1,10 +1,12 @@
 """Steps with a planted cause, made by simulation: nothing runs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from pykern.plan import Costs, Kind, Plan, Span, Timeline, simulate
+from pykern.plan.costs import changed
 from pykern.profiling import Observed
 from pykern.schedules import by_name, one_f_one_b
 
@@ -17,14 +19,20 @@ def make_plan(name: str | None, microbatches: int) -> Plan:
     return by_name[name or "one_f_one_b"](DEVICES, microbatches)
 
 
-def costs_of(times: Sequence[float]) -> Costs:
-    """F takes these times, B twice as long."""
-    return Costs(list(times), [2 * ns for ns in times])
+def costs_of(times: Sequence[float], copies: Sequence[float] = (0.0,) * DEVICES) -> Costs:
+    """F takes these times, B twice as long, a copy over the boundary behind a stage `copies`."""
+    alone = Costs(list(times), [2 * ns for ns in times])
+    return changed(alone, message_bytes=list(copies), bandwidth=1.0, shared_links=True)
 
 
-def step(times: Sequence[float], microbatches: int = 16, **more: Any) -> Observed:
+def step(
+    times: Sequence[float],
+    microbatches: int = 16,
+    copies: Sequence[float] = (0.0,) * DEVICES,
+    **more: Any,
+) -> Observed:
     """A step of stages that take these times for F, exactly as simulated."""
-    plan, costs = one_f_one_b(DEVICES, microbatches), costs_of(times)
+    plan, costs = one_f_one_b(DEVICES, microbatches), costs_of(times, copies)
     size = LAYERS_OF_STAGE
     values: dict[str, Any] = {
         "timeline": simulate(plan, costs),
@@ -90,6 +98,20 @@ def late_starts(random: Random) -> Observed:
     return step([MS] * DEVICES, timeline=Timeline(rows))
 
 
+def slow_link(random: Random) -> Observed:
+    """Copies over one boundary take longer than the stages."""
+    copies = [0.01 * MS] * (DEVICES - 1) + [0.0]
+    copies[random.randrange(DEVICES - 1)] = random.uniform(3, 8) * MS
+    return step([MS] * DEVICES, copies=copies, num_cores=None, layer_ns=())
+
+
+def host_synchronisation(random: Random) -> Observed:
+    """A layer's `.item()` keeps the host from issuing what could begin on other GPUs."""
+    of = late_starts(random)
+    waits = {"num_cores": None, "host_waits": ["model.py:12"]}
+    return replace(of, layer_ns=(), **waits)  # type: ignore[arg-type]
+
+
 PLANTED = {
     "imbalance of stages": imbalance,
     "warm-up and cool-down": few_microbatches,
@@ -98,4 +120,6 @@ PLANTED = {
     "competing threads": competing_threads,
     "shared cores": shared_cores,
     "late starts": late_starts,
+    "waiting for a copy": slow_link,
+    "host synchronisation": host_synchronisation,
 }

@@ -59,6 +59,25 @@ def test_an_action_is_told_to_take_no_less_than_a_part_of_it() -> None:
     assert told.startswith("an action takes 0.03 ms, 0 ms of it in its layers")
 
 
+def test_a_slow_boundary_is_named_and_not_called_warm_up() -> None:
+    """A boundary of 4 ms was told as a warm-up of 61 %."""
+    causes = causes_of(step([MS] * DEVICES, copies=[0.0, 4 * MS, 0.0, 0.0]))
+    worth = {cause.name: cause.worth_ns for cause in causes.found}
+    assert causes.found[0].name == "waiting for a copy"
+    assert "behind stage 1 takes 4 ms" in causes.found[0].remedy
+    assert worth["warm-up and cool-down"] == pytest.approx(3 * 3 * MS)
+
+
+def test_host_synchronisation_names_its_lines() -> None:
+    found = causes_of(PLANTED["host synchronisation"](Random(1))).found[0]
+    assert found.remedy.startswith("the host waits for a GPU at model.py:12")
+
+
+def test_one_microbatch_is_told_in_the_singular() -> None:
+    found = causes_of(step([MS] * DEVICES, microbatches=1)).found[0]
+    assert found.remedy.startswith("1 microbatch must fill and empty 4 stages; ")
+
+
 def test_one_step_of_two_that_was_held_up_is_no_cause() -> None:
     """Its times were in the costs and not in the timeline: a device was 65 times too slow."""
     usual, held_up = costs_of([MS] * DEVICES), costs_of([MS, 90 * MS, MS, MS])
@@ -114,6 +133,19 @@ def test_the_prediction_of_more_microbatches_is_their_simulation() -> None:
     assert change.name == "microbatches=8"
     half = simulate(make_plan(None, 8), costs_of([MS / 2] * DEVICES))
     assert change.step_ns == pytest.approx(half.makespan_ns)
+
+
+def test_changes_are_simulated_with_the_links() -> None:
+    """A schedule was told to gain as much over a slow link as without one."""
+    seen = step([MS] * DEVICES, microbatches=4, rows=8, copies=[0.0, 4 * MS, 0.0, 0.0])
+    (change,) = [one for one in report_of(seen).changes if one.family == "microbatches"]
+    half = simulate(make_plan(None, 8), costs_of([MS / 2] * DEVICES, [0.0, 2 * MS, 0.0, 0.0]))
+    assert change.step_ns == pytest.approx(half.makespan_ns)
+
+
+def test_copies_of_several_steps_have_their_median() -> None:
+    of_steps = [costs_of([MS] * DEVICES, [ns, 0.0, 0.0, 0.0]) for ns in (90.0, 1.0, 2.0)]
+    assert median_costs(of_steps, DEVICES).message_bytes == [2.0, 0.0, 0.0, 0.0]
 
 
 def test_short_actions_want_fewer_microbatches() -> None:

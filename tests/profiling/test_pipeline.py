@@ -1,6 +1,7 @@
 """`pipe.profile`: a run's own causes, and a model that is as before."""
 
 import time
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import pykern
+from pykern.pipeline.host_waits import host_waits_of
 from pykern.pipeline.pipeline import Pipeline
 from pykern.plan import Kind
 from pykern.profiling import Report
@@ -177,6 +179,22 @@ def test_gpus_are_profiled_by_their_events() -> None:
     assert (report.seen.layer_ns, report.seen.action_ns) == ((), {})
     assert len(report.tables()) == 4
     assert (tells_of_capture(report), tells_of_capture(captured)) == (True, False)
+
+
+def test_lines_that_wait_for_a_gpu_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's debug mode, whose warning a layer gives here in torch's place."""
+    modes: list[int | str] = []
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def step() -> None:
+        for _ in range(2):
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        warnings.warn("another", stacklevel=1)
+
+    (line,) = host_waits_of(step)
+    assert line.startswith("test_pipeline.py:")
+    assert modes == ["warn", 0]
 
 
 def test_workers_that_sleep_on_few_cores_share_none() -> None:
