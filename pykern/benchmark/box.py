@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ..doctor.cgroup import limits
-from ..doctor.cores import usable_cores
+from ..cgroup import usable_cores
 from ..doctor.versions import versions
 from ..runtime.devices import parse_devices
 from .figures import BoxResults, Figure
@@ -59,7 +58,7 @@ def _machine(devices: str) -> Iterator[tuple[str, str]]:
     yield "devices", devices
     yield "system", f"{platform.system()} {platform.machine()}"
     yield "processor", processor()
-    yield "cores", str(usable_cores(limits().cores))
+    yield "cores", str(usable_cores())
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())]
         yield "GPUs", ", ".join(names)

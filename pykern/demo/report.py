@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from ..cgroup import usable_cores
 from ..columns import counted
 from ..plan.drawing import as_text, save_chrome_trace, save_picture
 from .sample import printable
@@ -80,7 +81,7 @@ def timelines(
     both = {"measured (last step)": measured, "predicted": predicted}
     console.print("\nThe timelines:\n")
     console.print(as_text(both, console.width))
-    num_cores = len(os.sched_getaffinity(0))
+    num_cores = usable_cores()
     if by_workers and measured.num_devices > num_cores:
         console.print(
             f"\n{measured.num_devices} workers share {num_cores} cores here; "

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from math import floor
 
-from .cgroup import Limits
+from ..cgroup import Limits, usable_cores
 from .diagnosis import Fact
-
-
-def usable_cores(limit: float) -> int:
-    """The number of cores that this process may keep busy, at least 1."""
-    return max(1, min(len(os.sched_getaffinity(0)), floor(min(limit, 2**20))))
 
 
 def cores(limits: Limits, torch_threads: int) -> Iterator[Fact]:

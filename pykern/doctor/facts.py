@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .cgroup import limits
+from ..cgroup import limits
 from .cores import cores
 from .diagnosis import Diagnosis, Fact
 from .gpus import gpus

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from math import inf
 from pathlib import Path
 
-from .cgroup import Limits
+from ..cgroup import Limits
 from .diagnosis import Fact
 
 # A pipeline starts a thread for each worker, and torch some for each core.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median, median_low
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _C
+from ..cgroup import usable_cores
 from ..modes import one_thread
 from ..partition.chain import max_stages
 from ..partition.profile import layer_times_ns
@@ -37,8 +39,6 @@ from .steps import Steps
 
 # Steps that warm up, and steps of pipelines without work.
 WARMUPS, EMPTY_STEPS = 2, 10
-# Workers can lack cores only while the process uses this part of them.
-SATURATED = 0.75
 
 # Makes a pipeline from layers and arguments by name.
 MakePipeline = Callable[..., Steps]
@@ -61,10 +61,11 @@ def other_plans(asked: Request) -> OtherPlan:
 
 @dataclass(frozen=True)
 class _Ran:
-    """A step that ran: its time, the time that all threads had on cores, and what ran when."""
+    """A step that ran: its times, those of threads on cores and without one, and what ran when."""
 
     took_ns: int
     cores_ns: int
+    waited_ns: int
     timeline: Timeline
     costs: Costs
 
@@ -119,7 +120,7 @@ def profile(
         one_thread=_middle(alone) if alone else None,
         one_thread_costs=_costs(alone, pipe.plan.num_stages) if alone else None,
         torch_threads=threads,
-        num_cores=len(os.sched_getaffinity(0)) if on_cpu else None,
+        num_cores=usable_cores() if on_cpu else None,
         captures=pipe._executor.driver.captures,
         host_waits=waits,
         core_share=_core_share(quiet),
@@ -139,12 +140,13 @@ def _ran(
         for ran, count in ((as_is, threads), (alone, 1))[: 1 + competing]:
             with _C.Undo(torch.set_num_threads, threads), pipe.tracing():
                 torch.set_num_threads(count)
-                start_ns, start_of_cores = time.perf_counter_ns(), time.process_time_ns()
+                before = _waited_ns(), time.process_time_ns(), time.perf_counter_ns()
                 step()
-                took_ns = time.perf_counter_ns() - start_ns
-                cores_ns = time.process_time_ns() - start_of_cores
+                took_ns = time.perf_counter_ns() - before[2]
+                cores_ns = time.process_time_ns() - before[1]
+                waited_ns = _waited_ns() - before[0]
             if number >= WARMUPS:
-                ran.append(_Ran(took_ns, cores_ns, pipe.timeline(), pipe.costs()))
+                ran.append(_Ran(took_ns, cores_ns, waited_ns, pipe.timeline(), pipe.costs()))
     return as_is, alone
 
 
@@ -160,12 +162,23 @@ def _costs(ran: Sequence[_Ran], num_stages: int) -> Costs:
 
 
 def _core_share(ran: Sequence[_Ran]) -> float:
-    """The part of its time that an action had a core; 1 where the process left cores unused."""
-    on_cores = sum(one.cores_ns for one in ran)
-    there = len(os.sched_getaffinity(0)) * sum(one.timeline.makespan_ns for one in ran)
-    if on_cores < SATURATED * there:
-        return 1.0
-    return min(on_cores / sum(one.busy_ns for one in ran), 1.0)
+    """The part of its time that a thread with work had a core; 1 if Linux does not tell."""
+    busy_ns = sum(one.busy_ns for one in ran)
+    cores_ns = sum(one.cores_ns for one in ran)
+    waited_ns = max(sum(one.waited_ns for one in ran), 0)
+    # Actions may sleep, which takes no core, and threads also wait between actions.
+    there_ns = max(cores_ns, busy_ns - waited_ns)
+    return there_ns / (there_ns + waited_ns) if there_ns else 1.0
+
+
+def _waited_ns() -> int:
+    """The time that the threads of this process have been ready to run, without a core."""
+    total = 0
+    for thread in Path("/proc/self/task").iterdir():
+        # A thread may end meanwhile, and some kernels do not count.
+        with suppress(OSError, IndexError):
+            total += int((thread / "schedstat").read_text().split()[1])
+    return total
 
 
 class _LossLayer(nn.Module):

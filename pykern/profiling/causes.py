@@ -28,7 +28,7 @@ from .stage_costs import (
 
 # A device is slow if its layers take so many times as long as alone, and as on other devices.
 SLOW = 1.4
-# Workers share cores if actions have a core for less than this part of their time.
+# Workers share cores if threads with work have a core for less than this part of their time.
 SHARED = 0.9
 
 

@@ -32,11 +32,11 @@ class Observed:
         one_thread: the step of median length with one torch thread; None if torch had one.
         one_thread_costs: the costs of the stages with one torch thread.
         torch_threads: the number of torch's threads.
-        num_cores: the number of cores; None where devices are GPUs.
+        num_cores: the number of cores that the process may use; None where devices are GPUs.
         captures: whether steps may be CUDA graphs; True if it is not known.
         host_waits: the lines at which the host waits for a GPU, such as "model.py:12"; empty if it
             was not looked at.
-        core_share: the part of its time that an action had a core, 0 to 1.
+        core_share: the part of its time that a thread with work had a core, 0 to 1.
         held_bytes: by device, the predicted peak of parameters, gradients and activations.
         make_plan: makes other plans for the same model.
     """

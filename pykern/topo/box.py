@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..doctor.cgroup import limits
-from ..doctor.cores import usable_cores
+from ..cgroup import usable_cores
 from ..tuning.overheads import handover_ns
 from .copies import SIZES, copy_bytes_per_ns
 from .gpus import MeasuredGpu, MeasuredLink, gpus, links, uuids
@@ -47,7 +46,7 @@ def measure() -> Topology:
     """Reads and measures this machine: seconds, and about one more for each pair of GPUs."""
     has_gpus = torch.cuda.is_available()
     return Topology(
-        usable_cores(limits().cores),
+        usable_cores(),
         caches(os.sched_getaffinity(0)),
         nodes(),
         {size: copy_bytes_per_ns(size) for size in SIZES},

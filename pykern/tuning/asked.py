@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..cgroup import usable_cores
 from ..partition.chain import RecordedChain, call_of
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.tuned import STANDS_FOR
@@ -105,9 +105,7 @@ class Asked:
     @property
     def num_cores(self) -> int:
         """The number of devices that compute at once."""
-        return (
-            self.num_devices if self.gpus else min(self.num_devices, len(os.sched_getaffinity(0)))
-        )
+        return self.num_devices if self.gpus else min(self.num_devices, usable_cores())
 
     @cached_property
     def memory_of_each(self) -> float | None:

@@ -11,9 +11,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from pykern import _C
+from pykern.cgroup import Limits, limits
 from pykern.cli import app
 from pykern.doctor import Diagnosis, Fact, examine
-from pykern.doctor.cgroup import Limits, limits
 from pykern.doctor.cores import cores, of_torch_threads
 from pykern.doctor.facts import a_step
 from pykern.doctor.gpus import gpus

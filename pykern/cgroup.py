@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
+from math import floor, inf
 from pathlib import Path
 
 
@@ -41,6 +42,16 @@ def limits(root: Path = Path("/")) -> Limits:
         ):
             left.append(_first(folder / limit) - _first(folder / used, 0))
     return Limits(min(cores), min(free_bytes), min(free_threads))
+
+
+def usable_cores(limit: float | None = None) -> int:
+    """The number of cores that this process may keep busy, at least 1.
+
+    Args:
+        limit: time on cores per time; None for the limit of this process's groups.
+    """
+    most = limits().cores if limit is None else limit
+    return max(1, min(len(os.sched_getaffinity(0)), floor(min(most, 2**20))))
 
 
 def _folders(root: Path) -> Iterator[Path]:
