@@ -14,12 +14,15 @@ import torch
 from ..cgroup import usable_cores
 from ..doctor.versions import versions
 from ..runtime.devices import parse_devices
-from .figures import BoxResults, Figure
+from .figures import BoxResults, CannotRunHere, Figure
 from .sections import SECTIONS
 
 
 def run(
-    devices: str, seconds: float, tell: Callable[[str, float], object] = lambda *_: None
+    devices: str,
+    seconds: float,
+    tell: Callable[[str, float], object] = lambda *_: None,
+    failed: Callable[[str, Exception], object] = lambda *_: None,
 ) -> BoxResults:
     """Measures a box. An interrupt ends the run, with what is known by then.
 
@@ -28,6 +31,8 @@ def run(
         seconds: when these are over, no further section begins, and the one that runs ends behind
             its next figure.
         tell: called with the section that begins, and the share of the time that is over.
+        failed: called with a section that fails, and its error. The results have the error's type
+            alone, since its text may name users and folders.
     """
     num_devices = len(parse_devices(devices))
     start = time.monotonic()
@@ -47,9 +52,12 @@ def run(
                     break
         except KeyboardInterrupt:
             reason = left_out[name] = "interrupted"
+        except CannotRunHere as error:
+            left_out[name] = str(error)
         # The other sections tell of this box all the same.
         except Exception as error:
-            left_out[name] = f"{type(error).__name__}: {error}"
+            left_out[name] = type(error).__name__
+            failed(name, error)
     return BoxResults(dict(_machine(devices)), tuple(figures), left_out)
 
 

@@ -52,6 +52,10 @@ class Figure:
         return interval_of(self.samples)
 
 
+class CannotRunHere(ValueError):
+    """A section has nothing to measure on these devices. Its text names no user, host or folder."""
+
+
 @dataclass(frozen=True)
 class BoxResults:
     """All that one run has found.

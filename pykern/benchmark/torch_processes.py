@@ -19,6 +19,7 @@ from ..models import next_token_loss
 from ..pipeline.pipeline import Pipeline
 from ..runtime.devices import DeviceLane, parse_devices
 from .answer import Answer
+from .figures import CannotRunHere
 from .gpt_task import GptTask
 from .torch_rank import RankJob, schedules_of_torch, serve
 
@@ -33,7 +34,7 @@ def torch_steps(
     """Each schedule of torch with the times of its steps in nanoseconds, that of the slowest rank.
 
     Raises:
-        ValueError: torch.distributed.pipelining cannot run on these devices.
+        CannotRunHere: torch.distributed.pipelining cannot run on these devices.
         RuntimeError: a process has failed, or its gradients are not those of a `Pipeline`.
     """
     lanes = parse_devices(devices)
@@ -67,17 +68,17 @@ def _refuse(lanes: Sequence[DeviceLane]) -> None:
     kind = lanes[0].device.type
     backend = _BACKENDS[kind]
     if len(lanes) < 2:
-        raise ValueError(
+        raise CannotRunHere(
             "devices must be two or more for torch.distributed.pipelining, whose processes send "
             f"to each other, got {len(lanes)}"
         )
     if not dist.is_backend_available(backend):
-        raise ValueError(
+        raise CannotRunHere(
             f"torch must have {backend}, by which processes on {kind} devices talk, got "
             f"{torch.__version__}, built without it"
         )
     if kind == "cuda" and len({lane.device for lane in lanes}) < len(lanes):
-        raise ValueError(
+        raise CannotRunHere(
             "devices must be a whole GPU for each process of torch.distributed.pipelining, got "
             "several lanes of one GPU"
         )

@@ -34,12 +34,16 @@ def box(
 
         require_folder("--out", out)
         with told("measuring") as tell:
-            results = run(devices, seconds, lambda _, share: tell(share))
+            results = run(devices, seconds, lambda _, share: tell(share), _tell_of_failure)
         try:
             results.save(out)
         finally:
             typer.echo(_shown(results))
     typer.echo(f"wrote {out}, which holds the above and each single time. Nothing is sent")
+
+
+def _tell_of_failure(section: str, error: Exception) -> None:
+    typer.echo(f"{section} failed: {type(error).__name__}: {error}", err=True)
 
 
 @bench.command()

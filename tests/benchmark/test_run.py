@@ -70,9 +70,7 @@ def test_a_rival_that_cannot_run_is_told_beside_the_rest(
     monkeypatch.setattr(sections, "torch_steps", torch_steps)
     found = run("cpu:1", 60)
     (why,) = found.left_out.values()
-    assert why.startswith(
-        "ValueError: devices must be two or more for torch.distributed.pipelining"
-    )
+    assert why.startswith("devices must be two or more for torch.distributed.pipelining")
     assert len(found.figures) == 9
 
 
@@ -94,14 +92,20 @@ def test_an_interrupt_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_section_that_fails_is_told_and_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of an error has folders and names of users, which the file had too."""
+    error = FileNotFoundError(2, "No such file or directory", "/srv/of-alice/model.pt")
+
     def failing(_: str, __: int) -> Iterator[Figure]:
         yield Figure("one", "ms", (1.0, 1.0))
-        raise ValueError("no such thing")
+        raise error
 
     def other(_: str, __: int) -> Iterator[Figure]:
         yield Figure("two", "ms", (1.0, 1.0))
 
     monkeypatch.setattr("pykern.benchmark.box.SECTIONS", {"a": failing, "b": other})
-    found = run("cpu:1", 60)
+    told: list[tuple[str, Exception]] = []
+    found = run("cpu:1", 60, failed=lambda *of: told.append(of))
     assert [figure.name for figure in found.figures] == ["one", "two"]
-    assert found.left_out == {"a": "ValueError: no such thing"}
+    assert found.left_out == {"a": "FileNotFoundError"}
+    assert "alice" not in found.text()
+    assert told == [("a", error)]
