@@ -39,20 +39,33 @@ class StepPrediction:
         return self.timeline.makespan_ns + self.update_ns
 
 
-def predicted(watched: Watched, box: Box) -> StepPrediction | None:
-    """The prediction; None where times, bytes or links are not known."""
+def predicted(watched: Watched, box: Box) -> StepPrediction | str:
+    """The prediction, or the reason for having none: unknown times, bytes or links."""
+    if not watched.losses:
+        return "no step was run"
+    if missing := _missing_rates(box):
+        return f"the profile of {box.name} lacks {missing}"
     found = None if watched.fit is None else watched.fit.found
-    if found is None or not any(watched.times.values()):
-        return None
+    if found is None:
+        return "the bytes between stages are not known"
     messages = _message_ns(watched, found, box)
     if messages is None:
-        return None
+        return f"the profile of {box.name} lacks links between the devices of the plan"
     costs = _costs(watched, messages)
     timeline = simulate(watched.plan, costs)
     update_ns = _update_ns(found, watched.asked.lanes, box)
     rows_per_s = watched.rows / (timeline.makespan_ns + update_ns) * 1e9
     tokens_per_s = None if watched.tokens is None else rows_per_s * watched.tokens
     return StepPrediction(costs, timeline, update_ns, rows_per_s, tokens_per_s)
+
+
+def _missing_rates(box: Box) -> str:
+    rates = {"operations per time": "flops_per_ns", "the rate of memory": "memory_bytes_per_ns"}
+    return " and ".join(
+        name
+        for name, key in rates.items()
+        if not all(getattr(device, key) for device in box.devices)
+    )
 
 
 def _costs(watched: Watched, messages: Sequence[float]) -> Costs:

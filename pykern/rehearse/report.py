@@ -32,8 +32,9 @@ class RehearsedPipeline:
         losses: of its steps, computed by CPU workers.
         fit: the predicted memory.
         orders: by way of copies, what the model of a driver has found.
-        obstacles: reasons against a capture as CUDA graphs.
-        prediction: of times; None where the box does not tell enough, or no step was run.
+        obstacles: reasons against a capture as CUDA graphs, waits of the host in actions among
+            them.
+        prediction: of times, or the reason for having none.
     """
 
     plan: Plan
@@ -42,7 +43,7 @@ class RehearsedPipeline:
     fit: Fit
     orders: Mapping[str, Orders]
     obstacles: Sequence[str]
-    prediction: StepPrediction | None
+    prediction: StepPrediction | str
 
     @property
     def violations(self) -> list[str]:
@@ -77,10 +78,22 @@ class Rehearsal(InTables):
         """The verdict, and what it rests on."""
         verdicts = " ".join(self._verdicts())
         return (
-            f"{verdicts}\nComputed here, by CPU workers: losses. Predicted: bytes, by shapes; "
-            f"times, by the rates of {self.box.name} ({self.box.basis}). Checked against the model "
-            "of a driver: the order of copies and actions of a step. Not looked at: streams of the "
-            "script's own, tensors of two devices in one operation, an allocator's reserve."
+            f"{verdicts}\nComputed here, by CPU workers: losses. {self._basis()} Checked against "
+            "the model of a driver: the order of copies and actions of a step. Not looked at: "
+            "streams of the script's own, tensors of two devices in one operation, an allocator's "
+            "reserve."
+        )
+
+    def _basis(self) -> str:
+        told = []
+        if any(one.fit.found is not None for one in self.pipelines):
+            told.append("bytes, by shapes")
+        if any(not isinstance(one.prediction, str) for one in self.pipelines):
+            told.append(f"times, by the rates of {self.box.name} ({self.box.basis})")
+        reasons = (one.prediction for one in self.pipelines if isinstance(one.prediction, str))
+        basis = f"Predicted: {'; '.join(told) or 'nothing'}."
+        return " ".join(
+            [basis, *(f"Without times, since {why}." for why in dict.fromkeys(reasons))]
         )
 
     def _verdicts(self) -> Iterator[str]:
@@ -120,7 +133,7 @@ class Rehearsal(InTables):
 
 
 def _as_data(one: RehearsedPipeline) -> dict[str, Any]:
-    time = one.prediction
+    time = None if isinstance(one.prediction, str) else one.prediction
     devices = zip(one.gpus, one.fit.devices, strict=False)
     return {
         "losses": [loss if math.isfinite(loss) else None for loss in one.losses],
@@ -130,6 +143,7 @@ def _as_data(one: RehearsedPipeline) -> dict[str, Any]:
         "devices": [{"gpu": gpu, **asdict(held)} for gpu, held in devices],
         "violations": one.violations,
         "against_capture": list(one.obstacles),
+        "not_predicted": one.prediction if time is None else None,
         "prediction": time
         and {
             "step_ns": time.step_ns,

@@ -110,7 +110,7 @@ def _seen(one: Watched, box: Box) -> RehearsedPipeline:
         one.losses,
         one.fit,
         orders,
-        one.obstacles,
+        [*one.obstacles, *one.waits],
         predicted(one, box),
     )
 

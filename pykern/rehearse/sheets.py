@@ -26,7 +26,7 @@ def sheets_of(seen: Rehearsal) -> Iterator[Sheet]:
         if one.fit.notes:
             yield Sheet(f"Not known{of}", ("note",), [(note,) for note in one.fit.notes])
         yield _orders(one, of)
-        if one.prediction is not None:
+        if not isinstance(one.prediction, str):
             yield _times(one.prediction, of)
             yield _stages(one, one.prediction, of)
         if one.losses:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,7 @@ from ..runtime.gpu.capture.refusals import (
 )
 from ..runtime.stage.stage import Run, Stage
 from ..tensors.trees import all_tensors
+from .host_waits import HostWait
 from .memory import Fit, fit_of
 from .operation_times import OperationTimes
 from .setting import RehearsalEnds, Setting
@@ -52,7 +54,8 @@ class Watched(Feature):
         fit: the memory of its first step; None before.
         times: of actions, in nanoseconds, by kind and stage; empty where the box does not tell its
             rates.
-        obstacles: to a capture.
+        obstacles: to a capture, but for waits.
+        waits: of the host in actions, each a reason against a capture too.
     """
 
     plan: Plan
@@ -64,6 +67,7 @@ class Watched(Feature):
         self.tokens: int | None = None
         self.fit: Fit | None = None
         self.obstacles: Sequence[str] = ()
+        self.waits: Sequence[str] = ()
         self.times: Mapping[tuple[Kind, int], list[float]] = {}
         self._is_timed = False
 
@@ -88,7 +92,7 @@ class Watched(Feature):
 
     def run(self, program: Program, batch: Batch, result: Callable[[], Any]) -> Any:
         """Runs a step, unless it is one too many, or would not fit."""
-        is_first = not self.losses
+        is_first, before = not self.losses, Counter(self._at.waits.found)
         if len(self.losses) == self._at.num_steps:
             raise RehearsalEnds
         if is_first:
@@ -98,6 +102,7 @@ class Watched(Feature):
                 loss = self._runner.run(program, batch, result)
         finally:
             self._is_timed = False
+            self._note(self._at.waits.found - before)
         self._at.mode.put([loss])
         with self._at.mode.paused():
             self.losses.append(float(loss))
@@ -105,6 +110,14 @@ class Watched(Feature):
                 stages = self._made.executor.stages
                 self.obstacles = [*_against_capture(self.plan, stages, batch)]
         return loss
+
+    def _note(self, waits: Mapping[HostWait, int]) -> None:
+        texts = (
+            f"{one.action}: the host waits for a GPU at {one.line}, by {one.call}"
+            for one in sorted(waits)
+            if one.action
+        )
+        self.waits = list(dict.fromkeys([*self.waits, *texts]))
 
     def close_pipeline(self) -> None:
         """Ends the workers."""

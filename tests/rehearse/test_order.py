@@ -61,7 +61,7 @@ def test_a_violation_fails_the_rehearsal() -> None:
     calls = {"waits": 1, "records": 1, "copies": 1}
     for violations, passes in (([], True), (["a race"], False)):
         orders = {"from GPU to GPU": Orders(violations, calls)}
-        one = RehearsedPipeline(plan, [0, 1, 2, 3], [1.0], fit, orders, [], None)
+        one = RehearsedPipeline(plan, [0, 1, 2, 3], [1.0], fit, orders, [], "no step was run")
         found = Rehearsal(load("4x4090"), [one], {})
         assert found.passes is passes
         assert ("Violations of order: 1." in str(found)) is not passes

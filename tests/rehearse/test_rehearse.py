@@ -1,9 +1,11 @@
 """Scripts are rehearsed: waits by line, memory, errors, and missing pipelines."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pykern.boxes import load, save
 from tests.rehearse.scripts import line_with, rehearse, written
 
 SCRIPT = """
@@ -59,6 +61,12 @@ def test_waits_are_told_by_line(tmp_path: Path) -> None:
     (pipeline,) = seen.seen["pipelines"]
     assert len(pipeline["losses"]) == 3
     assert any("Dropout" in why and "random" in why for why in pipeline["against_capture"])
+    # Reasons against graphs were told as if there were no wait.
+    (waits_in,) = [why for why in pipeline["against_capture"] if "the host waits" in why]
+    assert waits_in.startswith("F of stage 0: the host waits for a GPU at train.py:")
+    assert pipeline["not_predicted"] == "the bytes between stages are not known"
+    assert "Without times, since the bytes between stages are not known." in seen.out
+    assert "by the rates of" not in seen.out
 
 
 SHARES = """
@@ -109,7 +117,6 @@ raise SystemExit("not reached")
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.timeout(120)
 def test_a_script_whose_steps_threads_issue_is_rehearsed(tmp_path: Path) -> None:
     script = written(tmp_path, SCRIPT.replace("capture=True", 'issue="threads"'))
     seen = rehearse(script, tmp_path)
@@ -118,6 +125,32 @@ def test_a_script_whose_steps_threads_issue_is_rehearsed(tmp_path: Path) -> None
     assert len(pipeline["losses"]) == 3
 
 
+RATES = """
+import pykern, torch
+layers = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+loss = torch.nn.functional.mse_loss
+pipe = pykern.Pipeline(list(layers), devices="cuda", microbatches=2, loss_fn=loss)
+x = torch.ones(2, 2)
+pipe.step(x, target=x)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_box_without_rates_says_that_times_are_missing(tmp_path: Path) -> None:
+    """The summary told of times by the rates of the box, and had no times."""
+    rate, box = load("rtx3090x2"), tmp_path / "box.json"
+    of = [replace(device, flops_per_ns=None) for device in rate.devices]
+    save(replace(rate, devices=tuple(of)), box)
+    seen = rehearse(written(tmp_path, RATES), tmp_path, box=str(box))
+    assert seen.status == 0, seen.err
+    (pipeline,) = seen.seen["pipelines"]
+    assert pipeline["prediction"] is None
+    assert "lacks operations per time" in pipeline["not_predicted"]
+    assert "Without times, since the profile of " in seen.out
+    assert "by the rates of" not in seen.out
+
+
+@pytest.mark.timeout(120)
 def test_a_step_that_does_not_fit_is_told_with_the_cheapest_change(tmp_path: Path) -> None:
     """Weights that nobody touches take no memory here; each GPU would need 18 GiB, and state."""
     seen = rehearse(written(tmp_path, TOO_LARGE), tmp_path, box="2x3090")
