@@ -21,7 +21,7 @@ class BoxDevice:
         name: As its maker calls it.
         memory_bytes: The size of its memory.
         memory_bytes_per_ns: How fast it reads and writes that; the same number in GB/s.
-        flops_per_ns: Dense operations in bfloat16, at most.
+        flops_per_ns: Dense operations in bfloat16, at most; in float32 for a core of a CPU.
         capability: The compute capability of a GPU, such as (9, 0).
         num_processors: The number of its streaming multiprocessors.
     """

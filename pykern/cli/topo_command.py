@@ -110,6 +110,8 @@ def _rows(found: "Topology") -> Iterator[tuple[str, str]]:
         yield f"NUMA node {node.number}", f"CPUs {node.cpus}"
     for size, rate in found.copy_bytes_per_ns.items():
         yield f"copy of {size // 1024} KiB", f"{rate:.1f} GB/s on one thread"
+    if found.flops_per_ns is not None:
+        yield "products in float32", f"{found.flops_per_ns:.1f} GFLOP/s on one thread"
     yield "hand-over", f"{found.handover_ns / 1000:.1f} µs to an action of the next stage"
 
 
@@ -119,6 +121,9 @@ def _gpu_rows(found: "Topology") -> Iterator[tuple[str, str]]:
         major, minor = gpu.capability
         memory = gpu.memory_bytes / 2**30
         yield name, f"{gpu.name}, {memory:.0f} GiB, {gpu.num_processors} SMs, sm_{major}{minor}"
+        rate, flops = gpu.memory_bytes_per_ns, gpu.flops_per_ns / 1e3
+        half = "bfloat16" if major >= 8 else "float16"
+        yield f"{name} rates", f"{rate:.0f} GB/s of memory, {flops:.1f} TFLOP/s in {half}"
         pinned, back = (max(rates.values()) for rates in (gpu.from_host, gpu.to_host))
         yield (
             f"{name} and host",

@@ -11,21 +11,29 @@ from .gpus import MeasuredLink
 def as_box(found: Topology) -> Box:
     """The GPUs of a machine as devices; without GPUs, the cores that CPU workers would keep busy.
 
-    A link is as fast as the slower of its two directions. Operations per time are not measured.
+    A link is as fast as the slower of its two directions.
     """
     host_rates = [max(rates.values()) for of in found.gpus for rates in (of.from_host, of.to_host)]
     host = BoxHost(found.cores, min(host_rates, default=None))
     if found.gpus:
         name = f"{len(found.gpus)} x {found.gpus[0].name}"
         devices = [
-            BoxDevice(gpu.name, gpu.memory_bytes, None, None, gpu.capability, gpu.num_processors)
+            BoxDevice(
+                gpu.name,
+                gpu.memory_bytes,
+                gpu.memory_bytes_per_ns,
+                gpu.flops_per_ns,
+                gpu.capability,
+                gpu.num_processors,
+            )
             for gpu in found.gpus
         ]
         links = _links(found.links)
     else:
         name = f"{found.cores} cores"
         rate = found.copy_bytes_per_ns[max(found.copy_bytes_per_ns)]
-        devices = [BoxDevice("CPU core", None, rate, None, None, None)] * found.cores
+        core = BoxDevice("CPU core", None, rate, found.flops_per_ns, None, None)
+        devices = [core] * found.cores
         links = [BoxLink((tuple(range(found.cores)),), rate, found.handover_ns)]
     sources = ("pykern topo",)
     return Box(VERSION, name, MEASURED, sources, tuple(devices), tuple(links), host)

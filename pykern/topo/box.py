@@ -10,7 +10,7 @@ import torch
 
 from ..cgroup import usable_cores
 from ..tuning.overheads import handover_ns
-from .copies import SIZES, copy_bytes_per_ns
+from .copies import SIZES, copy_bytes_per_ns, flops_per_ns
 from .gpus import MeasuredGpu, MeasuredLink, gpus, links, uuids
 from .nvml import Managed, managed
 from .system import Cache, Node, caches, nodes
@@ -29,6 +29,8 @@ class Topology:
             pipeline of two CPU workers.
         gpus: Each GPU that torch sees.
         links: Each ordered pair of GPUs.
+        flops_per_ns: Operations of float32 matrix products per nanosecond on one thread; None if
+            they were not measured.
         managed: The facts of NVIDIA's management library about the GPUs.
     """
 
@@ -39,6 +41,7 @@ class Topology:
     handover_ns: float
     gpus: tuple[MeasuredGpu, ...] = ()
     links: tuple[MeasuredLink, ...] = ()
+    flops_per_ns: float | None = None
     managed: Managed = field(default_factory=Managed)
 
 
@@ -53,5 +56,6 @@ def measure() -> Topology:
         handover_ns(),
         gpus() if has_gpus else (),
         links() if has_gpus else (),
+        flops_per_ns(),
         managed(uuids()) if has_gpus else Managed(),
     )

@@ -1,4 +1,4 @@
-"""The bandwidth of copies in memory, by size, on one thread."""
+"""The bandwidth of copies in memory, by size, and the rate of products: of one thread."""
 
 from __future__ import annotations
 
@@ -12,12 +12,25 @@ from ..modes import one_thread
 SIZES = tuple(2**power for power in range(12, 29, 2))
 
 _ROUNDS = 5
+_WIDTH = 512
 _BYTES_OF_A_ROUND = 2**24
 
 
 def copy_bytes_per_ns(num_bytes: int) -> float:
     """Bytes copied by `Tensor.copy_` per nanosecond, a median; the same number in GB/s."""
     return num_bytes / median(copies_ns(num_bytes, _ROUNDS))
+
+
+def flops_per_ns() -> float:
+    """Operations of float32 matrix products per nanosecond on one thread, a median."""
+    matrix = torch.randn(_WIDTH, _WIDTH)
+    times = []
+    with one_thread():
+        for _ in range(_ROUNDS):
+            start = time.perf_counter_ns()
+            torch.mm(matrix, matrix)
+            times.append(time.perf_counter_ns() - start)
+    return 2 * _WIDTH**3 / median(times)
 
 
 def copies_ns(num_bytes: int, rounds: int) -> list[float]:

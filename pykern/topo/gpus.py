@@ -47,6 +47,9 @@ class MeasuredGpu:
         to_host: The same of copies to pinned memory.
         from_pageable: The same of copies of 256 MiB from memory that is not pinned.
         copy_slows: The time of matrix products beside copies from the host, by their time alone.
+        memory_bytes_per_ns: Bytes that a copy within its memory reads and writes per nanosecond.
+        flops_per_ns: Operations per nanosecond of products of large matrices in bfloat16; in
+            float16 below compute capability 8, which has no units for bfloat16.
     """
 
     name: str
@@ -57,6 +60,8 @@ class MeasuredGpu:
     to_host: Mapping[int, float]
     from_pageable: float
     copy_slows: float
+    memory_bytes_per_ns: float
+    flops_per_ns: float
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,7 @@ def _gpu(number: int) -> MeasuredGpu:
     here = _bytes(number, LINK_SIZES[-1])
     pinned = torch.empty(LINK_SIZES[-1], dtype=torch.uint8, device="cpu", pin_memory=True)
     pageable = torch.empty(LINK_SIZES[-1], dtype=torch.uint8)
+    half = LINK_SIZES[-1] // 2
     return MeasuredGpu(
         facts.name,
         facts.total_memory,
@@ -128,6 +134,9 @@ def _gpu(number: int) -> MeasuredGpu:
         {size: _rate(number, pinned, here, size) for size in LINK_SIZES},
         _rate(number, here, pageable, LINK_SIZES[-1]),
         _copy_slows(number, here, pinned),
+        # Each byte is read and written.
+        2 * _rate(number, here[half:], here[:half], half),
+        _flops_per_ns(number, torch.bfloat16 if facts.major >= 8 else torch.float16),
     )
 
 
@@ -220,14 +229,26 @@ def _at_once(
     return [count * LINK_SIZES[-1] / median(times) for times in zip(*rounds[1:], strict=True)]
 
 
-def _copy_slows(gpu: int, here: Tensor, pinned: Tensor) -> float:
-    """The time of matrix products beside copies from the host, by their time alone."""
-    matrix = torch.zeros(_WIDTH, _WIDTH, dtype=torch.float16, device=f"cuda:{gpu}")
+def _flops_per_ns(gpu: int, dtype: torch.dtype) -> float:
+    """Operations per nanosecond of matrix products, behind others of their kind."""
+    products = _products(gpu, dtype)
+    return _PRODUCTS * 2 * _WIDTH**3 / _behind(gpu, products, products)
 
-    def products() -> None:
+
+def _products(gpu: int, dtype: torch.dtype) -> Issue:
+    """Products of matrices of random numbers: with zeros, a GPU has more power for its clock."""
+    matrix = torch.randn(_WIDTH, _WIDTH, device=f"cuda:{gpu}").to(dtype)
+
+    def issue() -> None:
         for _ in range(_PRODUCTS):
             torch.mm(matrix, matrix)
 
+    return issue
+
+
+def _copy_slows(gpu: int, here: Tensor, pinned: Tensor) -> float:
+    """The time of matrix products beside copies from the host, by their time alone."""
+    products = _products(gpu, torch.float16)
     copies = gpu, _nothing, _copies(here, pinned, _copies_of(LINK_SIZES[-1]))
     measured = gpu, products, products
     alone = [_times([measured])[0] for _ in range(_ROUNDS + 1)]

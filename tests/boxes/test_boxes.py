@@ -115,21 +115,26 @@ def test_an_unknown_name_is_refused_with_the_one_that_was_meant(tmp_path):
 
 def test_a_measured_machine_is_a_box():
     rates = {4096: 1.0, 65536: 20.0}
-    gpu = MeasuredGpu("a GPU", 80, 132, (9, 0), rates, {4096: 1.0, 65536: 10.0}, 5.0, 1.0)
+    back = {4096: 1.0, 65536: 10.0}
+    gpu = MeasuredGpu("a GPU", 80, 132, (9, 0), rates, back, 5.0, 1.0, 2000.0, 7e5)
     ways = [
         MeasuredLink(0, 1, True, True, 900.0, {4096: 2.0, 65536: 40.0}, 30.0, 0.0, 35.0),
         MeasuredLink(1, 0, True, True, 800.0, {4096: 2.0, 65536: 50.0}, 30.0, 0.0, 35.0),
     ]
     found = Topology(2, (), (), {4096: 9.5, 65536: 8.0}, 2500.0)
     box = as_box(replace(found, gpus=(gpu, gpu), links=tuple(ways)))
-    assert box.devices == (BoxDevice("a GPU", 80, None, None, (9, 0), 132),) * 2
+    assert box.devices == (BoxDevice("a GPU", 80, 2000.0, 7e5, (9, 0), 132),) * 2
     assert box.links == (BoxLink(((0, 1),), 40.0, 900.0),)
     assert box.host == BoxHost(2, 10.0)
     cores = as_box(found)
     assert cores.devices == (BoxDevice("CPU core", None, 8.0, None, None, None),) * 2
     assert cores.link(0, 1) == BoxLink(((0, 1),), 8.0, 2500.0)
+    # Rates were missing from every measured box, so that nothing was predicted for it.
+    assert cluster_of(box).gpu.flops_per_ns == 7e5
+    assert as_box(replace(found, flops_per_ns=50.0)).devices[0].flops_per_ns == 50.0
+    unknown = replace(box.devices[0], flops_per_ns=None)
     with pytest.raises(ValueError, match="the box must tell its flops_per_ns for a prediction"):
-        cluster_of(box)
+        cluster_of(replace(box, devices=(unknown, unknown)))
 
 
 def test_boxes_that_scale_cannot_take_are_refused(content):

@@ -56,6 +56,9 @@ def test_gpus_are_measured_with_the_host() -> None:
         assert gpu.from_host == gpu.to_host == {SMALL: 64 * SMALL / 1e6, LARGE: 8 * LARGE / 1e6}
         assert gpu.from_pageable == 8 * LARGE / 1e6
         assert gpu.copy_slows == 1
+        # Eight copies of half the size, read and written; 16 products of matrices of 8 x 8.
+        assert gpu.memory_bytes_per_ns == 2 * 16 * (LARGE // 2) / 1e6
+        assert gpu.flops_per_ns == 16 * 2 * 8**3 / 1e6
 
 
 def test_bytes_that_change_on_their_way_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

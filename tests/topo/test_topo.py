@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from pykern.cli import app
 from pykern.topo import Topology
-from pykern.topo.copies import copy_bytes_per_ns
+from pykern.topo.copies import copy_bytes_per_ns, flops_per_ns
 from pykern.topo.system import Cache, Node, caches, cpus_in, nodes
 
 
@@ -64,6 +64,12 @@ def test_absent_files_give_nothing(tmp_path: Path) -> None:
     _write(tmp_path / "cpu/cpu0/cache/index0", level="1", type="Data")
     assert caches([0, 1], tmp_path) == ()
     assert nodes(tmp_path) == ()
+
+
+def test_a_core_has_a_rate_of_products() -> None:
+    threads = torch.get_num_threads()
+    assert flops_per_ns() > 0
+    assert torch.get_num_threads() == threads
 
 
 def test_measuring_copies_keeps_torchs_threads() -> None:
