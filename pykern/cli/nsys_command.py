@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .errors import bad_input
-from .reports import HtmlFile, TraceFile, show
+from .reports import HtmlFile, PictureFile, TraceFile, require_files, show
 from .values import number_option
 
 
@@ -21,15 +21,17 @@ def nsys(
     seconds: Annotated[int, number_option(about="When to end the script.")] = 60,
     html: HtmlFile = None,
     trace: TraceFile = None,
+    picture: PictureFile = None,
 ) -> None:
     """Read a report of Nsight Systems back: why its steps took their time.
 
     Options stand before REPORT, so that the script gets those after it.
     """
     with bad_input():
+        require_files(html=html, trace=trace, picture=picture)
         from ..nsight import read, record
 
         if script:
             record(report, script, seconds)
         found = read(report)
-    show(found, html, trace)
+    show(found, html, trace, picture)

@@ -6,7 +6,7 @@ import typer
 
 from ..schedules import require_named
 from .errors import bad_input
-from .reports import HtmlFile, TraceFile, show
+from .reports import HtmlFile, PictureFile, TraceFile, require_files, show
 from .schedule_options import Given, require_owned, with_schedule_options
 from .sources import TRAINED
 from .values import DeviceNames, Microbatches, number_option
@@ -22,11 +22,13 @@ def profile(
     steps: Annotated[int, number_option(about="Steps, besides two that warm up.")] = 5,
     html: HtmlFile = None,
     trace: TraceFile = None,
+    picture: PictureFile = None,
     *,
     options: Given,
 ) -> None:
     """Run some steps, and print why they take their time and what would shorten them."""
     with bad_input():
+        require_files(html=html, trace=trace, picture=picture)
         require_named(schedule)
         require_owned([schedule], options)
         from ..partition.chain import call_of
@@ -47,4 +49,4 @@ def profile(
     args, kwargs = call_of(workload.inputs)
     with pipe:
         report = pipe.profile(*args, target=workload.target, steps=steps, **kwargs)
-    show(report, html, trace)
+    show(report, html, trace, picture)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .errors import bad_input
-from .reports import print_and_save, show_tables
+from .reports import print_and_save, require_files, show_tables
 from .values import number_option
 
 
@@ -43,6 +43,7 @@ def rehearse(
         from ..rehearse.run import ScriptFailed
         from ..rehearse.run import rehearse as run
 
+        require_files(json=json)
         try:
             found = run(str(script), arguments or [], load(box), steps)
         except ScriptFailed as failed:

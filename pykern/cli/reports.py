@@ -24,12 +24,47 @@ HtmlFile = Annotated[
 TraceFile = Annotated[
     Path | None, typer.Option("--trace", help="A trace for ui.perfetto.dev.", show_default="none")
 ]
+PictureFile = Annotated[
+    Path | None,
+    typer.Option("--picture", help="Timelines as .svg, .png or .pdf.", show_default="none"),
+]
 
 
-def show(report: Report, html: Path | None, trace: Path | None) -> None:
+def require_files(**files: Path | None) -> None:
+    """Refuses files that cannot be written, before there is something to lose.
+
+    Args:
+        files: by option, without its dashes; a "picture" is one by its name.
+
+    Raises:
+        ValueError: a folder does not exist, two options name one file, or a picture has an unknown
+            form.
+    """
+    from ..plan.drawing.picture import require_form
+    from ..replacing import require_folder
+
+    options: dict[Path, str] = {}
+    for option, path in files.items():
+        if path is None:
+            continue
+        require_folder(f"--{option}", path)
+        if option == "picture":
+            require_form(path)
+        other = options.setdefault(path.resolve(), option)
+        if other != option:
+            raise ValueError(
+                f"--{option} must be another file than --{other}, got {path} for both. Name two "
+                "files"
+            )
+
+
+def show(report: Report, html: Path | None, trace: Path | None, picture: Path | None) -> None:
     """Prints the tables of a profile, and writes its files."""
     print_and_save(
-        partial(show_tables, report), (html, report.save_html), (trace, report.save_trace)
+        partial(show_tables, report),
+        (html, report.save_html),
+        (trace, report.save_trace),
+        (picture, report.save_picture),
     )
 
 

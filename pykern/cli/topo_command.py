@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .errors import bad_input
-from .reports import print_and_save
+from .reports import print_and_save, require_files
 from .values import BoxProfile
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def topo(
     from ..boxes import load, save, save_heat_map
 
     with bad_input():
+        require_files(json=json, heatmap=heatmap)
         if box is not None:
             profile = load(box)
             tables = partial(_print, list(_box_rows(profile)), [])

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .errors import bad_input
-from .reports import HtmlFile, TraceFile, show
+from .reports import HtmlFile, PictureFile, TraceFile, require_files, show
 
 
 def trace(
@@ -18,10 +18,12 @@ def trace(
     ],
     html: HtmlFile = None,
     trace: TraceFile = None,
+    picture: PictureFile = None,
 ) -> None:
     """Read a trace of torch.profiler back: why its steps took their time."""
     with bad_input():
+        require_files(html=html, trace=trace, picture=picture)
         from ..kineto import read
 
         found = read(recording)
-    show(found, html, trace)
+    show(found, html, trace, picture)

@@ -81,6 +81,21 @@ class Report(InTables):
 
         save_page(self.summary(), self.tables(), self.timelines(), path)
 
+    def save_picture(self, path: str | os.PathLike[str]) -> None:
+        """Draws planned above measured.
+
+        Args:
+            path: the file, `.svg`, or with the extra `viz` `.png` or `.pdf`.
+
+        Raises:
+            ValueError: the file is of another kind.
+            ImportError: the file is not an SVG, and matplotlib is not installed.
+            OSError: the file cannot be written.
+        """
+        from ..plan.drawing import save_picture  # noqa: PLC0415 - it imports rich
+
+        save_picture(self.timelines(), path)
+
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes a Chrome trace for ui.perfetto.dev, with arrows between stages.
 

@@ -84,15 +84,43 @@ def test_names_are_escaped(tmp_path: Path) -> None:
 
 def test_the_command_prints_and_writes_its_report(tmp_path: Path) -> None:
     html, trace = tmp_path / "step.html", tmp_path / "step.trace.json"
+    picture = tmp_path / "step.svg"
     arguments = ["profile", "--steps", "1", "--html", str(html), "--trace", str(trace)]
+    arguments += ["--picture", str(picture)]
     result = CliRunner().invoke(app, [*arguments, "--schedule", "hanayo"])
     assert result.exit_code == 0, result.stderr
     assert "Why a step takes its time" in result.stdout
     assert "tokens/s" in result.stdout
-    assert result.stdout.endswith(f"written: {html}\nwritten: {trace}\n")
+    assert result.stdout.endswith(f"written: {html}\nwritten: {trace}\nwritten: {picture}\n")
+    drawn = picture.read_text()
+    assert drawn.startswith("<svg")
+    assert "planned" in drawn
+    assert "measured" in drawn
     assert len(Page(html).data["timelines"]) == 2
     events = json.loads(trace.read_text())["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "X", "s", "f"}
+
+
+@pytest.mark.parametrize("kind", ["html", "trace", "picture"])
+def test_files_are_refused_before_anything_is_measured(tmp_path: Path, kind: str) -> None:
+    """The profile was measured, and then lost, for a folder that is not there."""
+    file = tmp_path / "none" / "x.svg"
+    for command, of in (("profile", "no:model"), ("nsys", "no.sqlite"), ("trace", "no.json")):
+        result = CliRunner().invoke(app, [command, f"--{kind}", str(file), of])
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"--{kind} must be a file in a folder that exists" in " ".join(result.stderr.split())
+
+
+def test_one_file_for_two_forms_is_refused(tmp_path: Path) -> None:
+    """The trace took the place of the page, and both were told as written."""
+    one, same = tmp_path / "step", tmp_path / "other" / ".." / "step"
+    (tmp_path / "other").mkdir()
+    result = CliRunner().invoke(app, ["profile", "--html", str(one), "--trace", str(same)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--trace must be another file than --html" in result.stderr
+    result = CliRunner().invoke(app, ["profile", "--picture", str(tmp_path / "step.jpeg")])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "must end in .png, .pdf or .svg" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 POINTS_PER_INCH = 72
 # Without the time and the version of matplotlib, the same picture makes the same file.
+_NO_MATPLOTLIB = "pictures need matplotlib. Install it with pip install pykern-runtime[viz]"
 UNDATED = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Producer": None}}
 
 
@@ -43,18 +45,29 @@ def save_picture(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]
 def write_picture(picture: Picture, path: str | os.PathLike[str]) -> None:
     """Writes the picture in the form that the file's name asks for: see `save_picture`."""
     target = Path(path)
-    match target.suffix.lower():
-        case ".svg":
-            with replacing(target) as partial:
-                partial.write_text(svg_of(picture), encoding="utf-8")
-        case ".png" | ".pdf" as form:
-            figure = as_figure(picture)
-            with replacing(target) as partial:
-                figure.savefig(partial, format=form[1:], dpi=150, metadata=UNDATED[form])
-        case _:
-            raise ValueError(
-                f"a picture's file name must end in .png, .pdf or .svg, got {str(path)!r}"
-            )
+    form = require_form(target)
+    if form == ".svg":
+        with replacing(target) as partial:
+            partial.write_text(svg_of(picture), encoding="utf-8")
+        return
+    figure = as_figure(picture)
+    with replacing(target) as partial:
+        figure.savefig(partial, format=form[1:], dpi=150, metadata=UNDATED[form])
+
+
+def require_form(path: Path) -> str:
+    """The form of a picture that a file's name asks for, such as ".svg".
+
+    Raises:
+        ValueError: The name has another ending.
+        ImportError: The form needs matplotlib, which is not installed.
+    """
+    form = path.suffix.lower()
+    if form not in (".svg", *UNDATED):
+        raise ValueError(f"a picture's file name must end in .png, .pdf or .svg, got {str(path)!r}")
+    if form != ".svg" and find_spec("matplotlib") is None:
+        raise ImportError(_NO_MATPLOTLIB)
+    return form
 
 
 def as_figure(picture: Picture) -> "Figure":
@@ -64,9 +77,7 @@ def as_figure(picture: Picture) -> "Figure":
         from matplotlib.collections import PolyCollection  # noqa: PLC0415
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise ImportError(
-            "pictures need matplotlib. Install it with pip install pykern-runtime[viz]"
-        ) from error
+        raise ImportError(_NO_MATPLOTLIB) from error
     width, height, parts = picture
     figure = Figure((width / POINTS_PER_INCH, height / POINTS_PER_INCH), facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
