@@ -22,21 +22,42 @@ def most_held(
         stages: the costs of each level of each stage.
         levels: one level for each stage.
     """
+    clocks, held = _clocks(plan), _cells(plan, stages, levels)
+    most = [_most(plan, device, held, clocks) for device in range(plan.num_devices)]
+    for homes in plan.placement.replicas:
+        for device, costs in zip(homes, stages, strict=True):
+            most[device] += costs.step_bytes
+    return most
+
+
+def held_by_action(
+    plan: Plan, stages: Sequence[StageCosts], levels: Sequence[StageLevel]
+) -> dict[Action, float]:
+    """By action, how many bytes more its device holds behind it, but for those of other cells.
+
+    Args:
+        plan: as of `most_held`.
+        stages: likewise.
+        levels: likewise.
+    """
+    held = _cells(plan, stages, levels)
+    actions = (action for row in plan.rows for action in row)
+    return {a: held[a.stage, a.microbatch].own.get(a.kind, 0.0) for a in actions}
+
+
+def _cells(
+    plan: Plan, stages: Sequence[StageCosts], levels: Sequence[StageLevel]
+) -> dict[tuple[int, int], HeldBytes]:
+    """The bytes of each microbatch of each stage."""
     again = {(a.stage, a.microbatch) for row in plan.rows for a in row if a.kind is Kind.R}
     split = plan.has(Kind.W)
-    clocks = _clocks(plan)
-    held = {
+    return {
         (stage, microbatch): _held(
             stages[stage], levels[stage], stage, (stage, microbatch) in again, split=split
         )
         for stage in range(plan.num_stages)
         for microbatch in range(plan.num_microbatches)
     }
-    most = [_most(plan, device, held, clocks) for device in range(plan.num_devices)]
-    for homes in plan.placement.replicas:
-        for device, costs in zip(homes, stages, strict=True):
-            most[device] += costs.step_bytes
-    return most
 
 
 def _held(

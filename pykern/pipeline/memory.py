@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..budget.fit_memory import most_held
-from ..budget.level_costs import levels_of_stages
+from ..budget.level_costs import StageCosts, StageLevel, levels_of_stages
 from ..budget.measure import measure_bytes, with_starts
 from ..columns import by_device
 from ..plan import Plan
@@ -113,7 +113,7 @@ def memory_of(
                 None if optimizer is None else _state_bytes(parameters, optimizer),
                 None if activations is None else activations[device],
                 driver.transfer_bytes(device),
-                _peak_bytes(driver.device(device)),
+                peak_bytes(driver.device(device)),
             )
         )
     if any(device.peak is None for device in devices):
@@ -129,6 +129,14 @@ def stages_on(plan: Plan, stages: Sequence[Stage], device: int) -> list[Stage]:
 
 def activation_bytes(pipe: Steps, call: Call, target: Any) -> list[float] | None:
     """By device, the predicted peak of activations; None if the first layer gets names."""
+    found = held_by_stages(pipe, call, target)
+    return None if found is None else most_held(pipe.plan, *found)
+
+
+def held_by_stages(
+    pipe: Steps, call: Call, target: Any
+) -> tuple[list[StageCosts], list[StageLevel]] | None:
+    """The bytes of each stage, and its level; None if the first layer gets names."""
     plan = pipe.plan
     (args, kwargs), of_target = first_microbatch(pipe, call, target)
     if kwargs:
@@ -138,7 +146,7 @@ def activation_bytes(pipe: Steps, call: Call, target: Any) -> list[float] | None
     losses = Losses.of_one(pipe._loss_fn, of_target, in_one_memory=in_one_memory)
     levels = levels_of_stages(plan.num_stages, pipe._levels)
     costs = measure_bytes(pipe._executor.stages, args, losses, plan, levels)
-    return most_held(plan, with_starts(costs, plan), levels)
+    return with_starts(costs, plan), levels
 
 
 def first_microbatch(pipe: Steps, call: Call, target: Any) -> tuple[Call, Any]:
@@ -160,7 +168,8 @@ def _state_bytes(parameters: Sequence[Tensor], optimizer: Optimizer) -> int:
     )
 
 
-def _peak_bytes(device: torch.device) -> int | None:
+def peak_bytes(device: torch.device) -> int | None:
+    """The most that torch's allocator has had in use on a GPU; None for a CPU worker."""
     if device.type != "cuda":
         return None
     return torch.cuda.max_memory_allocated(device)

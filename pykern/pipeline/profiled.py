@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from statistics import median, median_low
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import _C
+from ..budget.fit_memory import held_by_action, most_held
+from ..budget.level_costs import StageCosts, StageLevel
 from ..cgroup import usable_cores
 from ..modes import one_thread
 from ..partition.chain import max_stages
 from ..partition.profile import layer_times_ns
-from ..plan import Costs, Kind, Plan, Timeline, require_counts
+from ..plan import Kind, Plan, require_counts
 from ..plan.costs import by_stage
 from ..profiling import Observed, Report, report_of
 from ..profiling.causes import gaps_on_path
 from ..profiling.observed import OtherPlan
-from ..profiling.stage_costs import median_costs
 from ..runtime import microbatch
 from ..runtime.loss import Loss
 from ..tensors.parameters import bytes_of, gradient_bytes, held_by
@@ -33,12 +30,13 @@ from ..trace.cut_tape import Environment
 from .choose_plan import choose_plan
 from .host_waits import host_waits_of
 from .left_alone import left_alone
-from .memory import activation_bytes, first_microbatch
+from .memory import first_microbatch, held_by_stages, peak_bytes
 from .request import Request
 from .steps import Steps
+from .timed_steps import core_share, costs_of, hidden, middle, timed_steps
 
-# Steps that warm up, and steps of pipelines without work.
-WARMUPS, EMPTY_STEPS = 2, 10
+# Steps of pipelines without work.
+EMPTY_STEPS = 10
 
 # Makes a pipeline from layers and arguments by name.
 MakePipeline = Callable[..., Steps]
@@ -57,22 +55,6 @@ def other_plans(asked: Request) -> OtherPlan:
         return choose_plan(name, of, num_layers, {}, joined)
 
     return make
-
-
-@dataclass(frozen=True)
-class _Ran:
-    """A step that ran: its times, those of threads on cores and without one, and what ran when."""
-
-    took_ns: int
-    cores_ns: int
-    waited_ns: int
-    timeline: Timeline
-    costs: Costs
-
-    @property
-    def busy_ns(self) -> float:
-        """The time of all actions."""
-        return sum(map(self.timeline.busy_ns, range(self.timeline.num_devices)))
 
 
 def profile(
@@ -94,8 +76,8 @@ def profile(
 
     with left_alone([pipe, pipe._loss_fn], devices):
         competing = on_cpu and threads > 1
-        ran, alone = _ran(pipe, step, num_steps, competing=competing)
-        quiet = alone or ran
+        ran, alone = timed_steps(pipe, step, num_steps, competing=competing)
+        quiet, peaks = alone or ran, _peaks(pipe)
         layer_ns: Sequence[float] = ()
         beside: dict[str, Any] = {}
         if on_cpu:
@@ -104,81 +86,39 @@ def profile(
                 beside = _beside_layers(make, pipe.plan.num_devices)
         looks = not on_cpu and torch.cuda.is_initialized()
         waits = host_waits_of(step) if looks else ()
-        held = _held_bytes(pipe, call, target)
+        of_stages = held_by_stages(pipe, call, target)
     seen = Observed(
         plan=pipe.plan,
-        timeline=_middle(ran),
-        costs=_costs(ran, pipe.plan.num_stages),
+        timeline=middle(ran),
+        costs=costs_of(ran, pipe.plan.num_stages),
         make_plan=make_plan,
         step_ns=median_low(one.took_ns for one in ran),
         num_steps=num_steps,
         rows=microbatch.batch_size({"inputs": call[0], "named": call[1]}),
         tokens_of_row=tokens_of_row(call),
         spans=pipe.partition.stages,
+        layer_names=pipe.partition.layer_names,
         layer_ns=layer_ns,
         **beside,
-        one_thread=_middle(alone) if alone else None,
-        one_thread_costs=_costs(alone, pipe.plan.num_stages) if alone else None,
+        one_thread=middle(alone) if alone else None,
+        one_thread_costs=costs_of(alone, pipe.plan.num_stages) if alone else None,
         torch_threads=threads,
         num_cores=usable_cores() if on_cpu else None,
         captures=pipe._executor.driver.captures,
         host_waits=waits,
-        core_share=_core_share(quiet),
-        held_bytes=held,
+        core_share=core_share(quiet),
+        **({} if of_stages is None else _held_bytes(pipe, *of_stages)),
+        peak_bytes=peaks,
+        hidden_copies=hidden(ran),
     )
     return report_of(seen)
 
 
-def _ran(
-    pipe: Steps, step: Callable[[], None], num_steps: int, *, competing: bool
-) -> tuple[list[_Ran], list[_Ran]]:
-    """Steps, and as many with one torch thread if torch's threads compete, in turn."""
-    threads = torch.get_num_threads()
-    as_is: list[_Ran] = []
-    alone: list[_Ran] = []
-    for number in range(WARMUPS + num_steps):
-        for ran, count in ((as_is, threads), (alone, 1))[: 1 + competing]:
-            with _C.Undo(torch.set_num_threads, threads), pipe.tracing():
-                torch.set_num_threads(count)
-                before = _waited_ns(), time.process_time_ns(), time.perf_counter_ns()
-                step()
-                took_ns = time.perf_counter_ns() - before[2]
-                cores_ns = time.process_time_ns() - before[1]
-                waited_ns = _waited_ns() - before[0]
-            if number >= WARMUPS:
-                ran.append(_Ran(took_ns, cores_ns, waited_ns, pipe.timeline(), pipe.costs()))
-    return as_is, alone
-
-
-def _middle(ran: Sequence[_Ran]) -> Timeline:
-    """The step of median length."""
-    timelines = sorted((one.timeline for one in ran), key=lambda one: one.makespan_ns)
-    return timelines[(len(ran) - 1) // 2]
-
-
-def _costs(ran: Sequence[_Ran], num_stages: int) -> Costs:
-    """The costs of the stages, each the median over the steps."""
-    return median_costs([one.costs for one in ran], num_stages)
-
-
-def _core_share(ran: Sequence[_Ran]) -> float:
-    """The part of its time that a thread with work had a core; 1 if Linux does not tell."""
-    busy_ns = sum(one.busy_ns for one in ran)
-    cores_ns = sum(one.cores_ns for one in ran)
-    waited_ns = max(sum(one.waited_ns for one in ran), 0)
-    # Actions may sleep, which takes no core, and threads also wait between actions.
-    there_ns = max(cores_ns, busy_ns - waited_ns)
-    return there_ns / (there_ns + waited_ns) if there_ns else 1.0
-
-
-def _waited_ns() -> int:
-    """The time that the threads of this process have been ready to run, without a core."""
-    total = 0
-    for thread in Path("/proc/self/task").iterdir():
-        # A thread may end meanwhile, and some kernels do not count.
-        with suppress(OSError, IndexError):
-            total += int((thread / "schedstat").read_text().split()[1])
-    return total
+def _peaks(pipe: Steps) -> list[int]:
+    """By device, the peak that was measured on its GPU; empty for CPU workers."""
+    driver = pipe._executor.driver
+    found = (peak_bytes(driver.device(device)) for device in range(pipe.plan.num_devices))
+    return [peak for peak in found if peak is not None]
 
 
 class _LossLayer(nn.Module):
@@ -241,16 +181,16 @@ def _empty(
     return {kind: median(of) for kind, of in times.items()}, median(issue), median(hand_over)
 
 
-def _held_bytes(pipe: Steps, call: Call, target: Any) -> list[float]:
-    """By device, the predicted peak of parameters, gradients and activations."""
-    held = activation_bytes(pipe, call, target)
-    if held is None:
-        return []
+def _held_bytes(
+    pipe: Steps, costs: Sequence[StageCosts], levels: Sequence[StageLevel]
+) -> dict[str, Any]:
+    """By device, the predicted peak of parameters, gradients and activations; and by action."""
+    held = most_held(pipe.plan, costs, levels)
     for homes in pipe.plan.placement.replicas:
         for stage, device in zip(pipe._executor.stages, homes, strict=True):
             parameters, buffers, trained = held_by(stage.originals)
             held[device] += bytes_of([*parameters, *buffers]) + gradient_bytes(trained)
-    return held
+    return {"held_bytes": held, "held_by_action": held_by_action(pipe.plan, costs, levels)}
 
 
 def tokens_of_row(call: Call) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..plan import Costs, Kind, Plan, Timeline
+from ..plan import Action, Costs, Kind, Plan, Timeline
 
 # Makes the plan of a schedule by name, None for the present one, with so many microbatches.
 OtherPlan = Callable[[str | None, int], Plan]
@@ -24,6 +24,7 @@ class Observed:
         rows: the number of rows of a batch; None if it is not known.
         tokens_of_row: the number of tokens in a row; None if rows are not rows of integers.
         spans: by stage, the layers.
+        layer_names: the names of the layers; empty if they are not known.
         layer_ns: by layer, the time of forward and backward of a microbatch outside of the
             pipeline, the loss included in the last; empty if it was not measured.
         action_ns: by kind, the time of an action beside its layers; empty if it was not measured.
@@ -38,6 +39,12 @@ class Observed:
             was not looked at.
         core_share: the part of its time that a thread with work had a core, 0 to 1.
         held_bytes: by device, the predicted peak of parameters, gradients and activations.
+        held_by_action: by action, how many bytes of activations more its device holds behind it;
+            empty if they are not known.
+        peak_bytes: by device, the most that torch's allocator has had on its GPU since the process
+            began; empty if it was not measured, as on CPU workers.
+        hidden_copies: the part of the copies between GPUs beside which some device works, 0 to 1;
+            None without copies.
         make_plan: makes other plans for the same model.
     """
 
@@ -50,6 +57,7 @@ class Observed:
     rows: int | None = 1
     tokens_of_row: int | None = None
     spans: Sequence[range] = ()
+    layer_names: Sequence[str] = ()
     layer_ns: Sequence[float] = ()
     action_ns: Mapping[Kind, float] = field(default_factory=dict)
     issue_ns: float = 0.0
@@ -62,6 +70,9 @@ class Observed:
     host_waits: Sequence[str] = ()
     core_share: float = 1.0
     held_bytes: Sequence[float] = ()
+    held_by_action: Mapping[Action, float] = field(default_factory=dict)
+    peak_bytes: Sequence[int] = ()
+    hidden_copies: float | None = None
 
     @property
     def quiet(self) -> Timeline:

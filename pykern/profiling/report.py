@@ -7,12 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..columns import counted
-from ..plan import Timeline, simulate
+from ..plan import Step, Timeline, critical_path, simulate
 from .causes import Causes, causes_of
 from .changes import Improvement, changes_of
 from .drawn import InTables
 from .observed import Observed
-from .tables import Sheet, in_ms, of_causes, of_changes, of_devices, of_stages
+from .tables import (
+    Sheet,
+    in_ms,
+    of_causes,
+    of_changes,
+    of_devices,
+    of_layers,
+    of_path,
+    of_stages,
+)
 
 
 @dataclass(frozen=True)
@@ -38,12 +47,19 @@ class Report(InTables):
         """The name of the largest cause."""
         return self.causes.found[0].name
 
+    @property
+    def critical_path(self) -> Sequence[Step]:
+        """The actions that determine the end of the step, each with the reason for its start."""
+        return critical_path(self.seen.plan, self.seen.timeline)
+
     def tables(self) -> list[Sheet]:
         """All tables, in their order."""
         return [
             of_causes(self.seen, self.causes),
             of_devices(self.seen),
             of_stages(self.seen),
+            *([of_layers(self.seen)] if self.seen.layer_ns else []),
+            of_path(self.seen),
             of_changes(self.changes),
             *self.more,
         ]
@@ -65,7 +81,12 @@ class Report(InTables):
             f"{seen.step_ns / 1e6:.2f} ms{told}, its actions {in_ms(seen.timeline.makespan_ns)} "
             f"ms, and {in_ms(self.predicted.makespan_ns)} ms as predicted. The bubble ratio is "
             f"{seen.timeline.bubble_ratio:.3f}, and {self.predicted.bubble_ratio:.3f} as predicted."
+            f"{self._hidden()}"
         )
+
+    def _hidden(self) -> str:
+        share = self.seen.hidden_copies
+        return "" if share is None else f" Some device works beside {share:.0%} of copies."
 
     def timelines(self) -> dict[str, Timeline]:
         """Planned above measured."""
@@ -99,12 +120,14 @@ class Report(InTables):
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes a Chrome trace for ui.perfetto.dev, with arrows between stages.
 
+        Counters have each device's microbatches in flight, and the activations that it would hold.
+
         Raises:
             OSError: the file cannot be written.
         """
         from ..plan.drawing import save_chrome_trace  # noqa: PLC0415 - it imports rich
 
-        save_chrome_trace(self.timelines(), path)
+        save_chrome_trace(self.timelines(), path, self.seen.held_by_action)
 
 
 def report_of(seen: Observed) -> Report:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..plan import Bubble, bubbles, critical_path
+from ..plan import Bubble, Kind, bubbles, critical_path
 from ..plan.costs import by_stage
 from .causes import Causes
 from .changes import Improvement
@@ -15,6 +15,8 @@ from .stage_costs import KINDS
 
 # A cause with less of the makespan than this needs no remedy.
 LEAST_SHARE = 0.02
+# A table has so many layers at most.
+MOST_LAYERS = 20
 
 
 class Sheet(NamedTuple):
@@ -49,11 +51,12 @@ def of_devices(seen: Observed) -> Sheet:
             *map(in_ms, parts_of(was)),
             str(seen.timeline.peak_in_flight(device)),
         )
-        held = f"{seen.held_bytes[device] / 2**20:.1f}" if seen.held_bytes else "-"
-        rows.append((*row, held))
+        held = _in_mib(seen.held_bytes[device]) if seen.held_bytes else "-"
+        peak = _in_mib(seen.peak_bytes[device]) if seen.peak_bytes else "not measured"
+        rows.append((*row, held, peak))
     columns = (
         *("device", "busy", "bubble", "as planned", "warm-up", "cool-down"),
-        *("input computed", "input handed", "issue", "in flight", "peak MiB"),
+        *("input computed", "input handed", "issue", "in flight", "MiB planned", "peak MiB"),
     )
     return Sheet("Devices, in ms: the bubble and its parts", columns, rows)
 
@@ -80,6 +83,37 @@ def of_stages(seen: Observed) -> Sheet:
     return Sheet("Stages: mean times, and their part of the critical path", columns, rows)
 
 
+def of_layers(seen: Observed) -> Sheet:
+    """The layers that take longest, in their order."""
+    times = seen.layer_ns
+    longest = sorted(range(len(times)), key=lambda layer: -times[layer])[:MOST_LAYERS]
+    homes = {layer: stage for stage, span in enumerate(seen.spans) for layer in span}
+    names = seen.layer_names or list(map(str, range(len(times))))
+    rows = [
+        (names[n], str(homes.get(n, "-")), in_ms(times[n]), f"{times[n] / sum(times):.1%}")
+        for n in sorted(longest)
+    ]
+    which = f"the {MOST_LAYERS} longest of {len(times)}, " if len(times) > MOST_LAYERS else ""
+    title = f"Layers: {which}forward and backward of a microbatch, outside of the pipeline"
+    return Sheet(title, ("layer", "stage", "ms", "of all"), rows)
+
+
+def of_path(seen: Observed) -> Sheet:
+    """The critical path by stage and kind, and the time between its actions."""
+    times: dict[tuple[int, Kind], list[float]] = {}
+    for step in critical_path(seen.plan, seen.timeline):
+        action, took = step.span.action, step.span.end_ns - step.span.start_ns
+        times.setdefault((action.stage, action.kind), []).append(took)
+    total = seen.timeline.makespan_ns
+    rows = [
+        (str(stage), kind.name, str(len(of)), *_share(sum(of), total))
+        for (stage, kind), of in sorted(times.items(), key=lambda one: -sum(one[1]))
+    ]
+    between = total - sum(map(sum, times.values()))
+    rows.append(("-", "gaps", "-", *_share(between, total)))
+    return Sheet("The critical path", ("stage", "kind", "actions", "ms", "of it"), rows)
+
+
 def of_changes(changes: Sequence[Improvement]) -> Sheet:
     """The changes with their predicted times, and the activations that they hold."""
     columns = ("change", "ms then", "gain", "activations", "basis")
@@ -99,6 +133,10 @@ def parts_of(bubble: Bubble) -> tuple[float, ...]:
 def in_ms(ns: float) -> str:
     """The time in milliseconds, in words; a dash for a kind that a stage does not run."""
     return "-" if math.isnan(ns) else f"{ns / 1e6:.2f}"
+
+
+def _in_mib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**20:.1f}"
 
 
 def _share(ns: float, total_ns: float) -> tuple[str, str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
 from ..columns import counted
 from ..plan import Action, Kind, Placement, Plan, PlanError, Span, Timeline, check
 from ..profiling import Observed, Report, report_of
+from ..profiling.hidden import hidden_share
 from ..profiling.mean_costs import mean_costs
 from ..profiling.stage_costs import median_costs
 from ..profiling.tables import Sheet, in_ms
@@ -146,34 +147,8 @@ def _issue_table(step: RecordedStep) -> Sheet:
             rows.append((kind.name, str(len(ran)), in_ms(issue), in_ms(on_gpu)))
     moved = [_span(one) for one in step.ran if one.action.kind in _MOVES]
     if moved:
-        total = sum(span.end_ns - span.start_ns for span in moved)
-        work = list(_work(step))
-        hidden = sum(_beside(span, work) for span in moved)
-        share = f"{hidden / total:.0%}" if total else "-"
-        rows.append(("copies beside work", share, "", ""))
+        share = hidden_share(
+            moved, (_span(one) for one in step.ran if one.action.kind not in _MOVES)
+        )
+        rows.append(("copies beside work", "-" if share is None else f"{share:.0%}", "", ""))
     return Sheet("Issue and GPU", ("kind", "actions", "issue ms", "GPU ms"), rows)
-
-
-def _work(step: RecordedStep) -> Iterator[Span]:
-    """The spans of actions by their starts, joined where they overlap."""
-    spans = sorted(
-        (_span(one) for one in step.ran if one.action.kind not in _MOVES),
-        key=lambda span: span.start_ns,
-    )
-    held: Span | None = None
-    for span in spans:
-        if held is None or span.start_ns > held.end_ns:
-            if held is not None:
-                yield held
-            held = span
-        else:
-            held = Span(held.action, held.start_ns, max(held.end_ns, span.end_ns))
-    if held is not None:
-        yield held
-
-
-def _beside(copy: Span, work: Sequence[Span]) -> float:
-    """The part of a copy's time in which some device works."""
-    return sum(
-        max(0.0, min(copy.end_ns, span.end_ns) - max(copy.start_ns, span.start_ns)) for span in work
-    )

@@ -5,10 +5,11 @@ from random import Random
 
 import pytest
 
-from pykern.plan import Action, Costs, Kind, simulate, with_recompute
+from pykern.plan import Action, Costs, Kind, Span, simulate, with_recompute
 from pykern.plan.costs import changed
-from pykern.profiling import Observed, report_of
+from pykern.profiling import Observed, Report, report_of
 from pykern.profiling.causes import causes_of
+from pykern.profiling.hidden import hidden_share
 from pykern.profiling.stage_costs import median_costs
 from pykern.schedules import one_f_one_b
 from tests.profiling.planted import DEVICES, MS, PLANTED, costs_of, make_plan, step
@@ -103,10 +104,61 @@ def test_actions_of_no_time_have_no_changes() -> None:
 @pytest.mark.parametrize("name", PLANTED)
 def test_all_tables_are_printed(name: str) -> None:
     report = report_of(PLANTED[name](Random(2)))
-    assert len(report.tables()) == 4
+    # Times of layers are not known of every step.
+    assert len(report.tables()) == 5 + bool(report.seen.layer_ns)
     for table in report.tables():
         assert table.title in str(report)
         assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def rows_of(report: Report, title: str) -> list[tuple[str, ...]]:
+    (sheet,) = (sheet for sheet in report.tables() if sheet.title.startswith(title))
+    return list(sheet.rows)
+
+
+def test_layers_are_told_with_their_stages() -> None:
+    names = [f"layer{number}" for number in range(16)]
+    seen = step([MS, MS, 4 * MS, MS], layer_names=names)
+    rows = rows_of(report_of(seen), "Layers: forward")
+    assert rows[8] == ("layer8", "2", "3.00", f"{4 / 28:.1%}")
+    assert [row[1] for row in rows] == [str(n // 4) for n in range(16)]
+
+
+def test_of_many_layers_the_longest_are_told_in_their_order() -> None:
+    times = [float(number % 30) for number in range(40)]
+    rows = rows_of(report_of(step([MS] * DEVICES, layer_ns=times)), "Layers: the 20 longest of 40")
+    assert [int(row[0]) for row in rows] == list(range(10, 30))
+
+
+def test_the_critical_path_is_a_list_and_adds_up() -> None:
+    report = report_of(step([MS, MS, 4 * MS, MS], microbatches=8))
+    assert report.critical_path[-1].span.end_ns == report.seen.timeline.makespan_ns
+    rows = rows_of(report, "The critical path")
+    assert sum(int(row[2]) for row in rows if row[2] != "-") == len(report.critical_path)
+    assert rows[0][:2] == ("2", "B")
+    # The stage with the most work is on the path with all its microbatches.
+    assert (rows[0][2], rows[0][3]) == ("8", "64.00")
+    assert rows[-1] == ("-", "gaps", "-", "0.00", "0.0%")
+
+
+def test_peaks_are_told_beside_predicted_ones() -> None:
+    held = [2**20 * (1 + device) for device in range(DEVICES)]
+    seen = step([MS] * DEVICES, held_bytes=held, peak_bytes=[2 * one for one in held])
+    rows = rows_of(report_of(seen), "Devices")
+    assert [row[-2:] for row in rows] == [(f"{n}.0", f"{2 * n}.0") for n in range(1, 5)]
+    on_workers = rows_of(report_of(step([MS] * DEVICES, held_bytes=held)), "Devices")
+    assert {row[-1] for row in on_workers} == {"not measured"}
+
+
+def test_the_hidden_part_of_copies_is_told() -> None:
+    def span(start: float, end: float) -> Span:
+        return Span(Action(Kind.F, 0, 0), start, end)
+
+    work = [span(0, 10), span(5, 12), span(20, 30)]
+    assert hidden_share([span(8, 16), span(28, 32)], work) == pytest.approx((4 + 2) / 12)
+    assert hidden_share([], work) is None
+    told = report_of(step([MS] * DEVICES, hidden_copies=0.75)).summary()
+    assert told.endswith(" Some device works beside 75% of copies.")
 
 
 CHANGED = {

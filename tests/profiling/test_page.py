@@ -48,7 +48,7 @@ def test_the_page_has_all_tables_and_both_timelines(tmp_path: Path) -> None:
     report = report_of(PLANTED["slow device"](Random(5)))
     report.save_html(tmp_path / "page.html")
     page = Page(tmp_path / "page.html")
-    assert page.tags.count("table") == 4
+    assert page.tags.count("table") == 6
     for table in report.tables():
         assert table.title in page.texts
         assert {cell for row in table.rows for cell in row if cell} <= set(page.texts)
@@ -98,7 +98,12 @@ def test_the_command_prints_and_writes_its_report(tmp_path: Path) -> None:
     assert "measured" in drawn
     assert len(Page(html).data["timelines"]) == 2
     events = json.loads(trace.read_text())["traceEvents"]
-    assert {event["ph"] for event in events} == {"M", "X", "s", "f"}
+    assert {event["ph"] for event in events} == {"M", "X", "s", "f", "C"}
+    counters = {event["name"] for event in events if event["ph"] == "C"}
+    of = ("in flight", "activations as predicted")
+    assert counters == {f"{what}, device {device}" for what in of for device in range(2)}
+    held = [event["args"]["bytes"] for event in events if "bytes" in event.get("args", {})]
+    assert max(held) > 2**10
 
 
 @pytest.mark.parametrize("kind", ["html", "trace", "picture"])

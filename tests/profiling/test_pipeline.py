@@ -183,7 +183,8 @@ def test_gpus_are_profiled_by_their_events() -> None:
         report, captured = profiled(capture=False), profiled(capture=True)
     assert report.seen.num_cores is None
     assert (report.seen.layer_ns, report.seen.action_ns) == ((), {})
-    assert len(report.tables()) == 4
+    assert len(report.tables()) == 5
+    assert report.seen.hidden_copies is not None
     assert (tells_of_capture(report), tells_of_capture(captured)) == (True, False)
 
 

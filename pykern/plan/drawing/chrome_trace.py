@@ -2,24 +2,31 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pykern._C import Timeline
+from pykern._C import Action, Kind, Timeline
 from pykern.plan.drawing.words import require_timelines, row_names
 from pykern.plan.inputs import inputs
 from pykern.replacing import replacing
 
 
-def save_chrome_trace(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]) -> None:
+def save_chrome_trace(
+    timelines: Mapping[str, Timeline],
+    path: str | os.PathLike[str],
+    held_bytes: Mapping[Action, float] | None = None,
+) -> None:
     """Writes timelines as one process each, with a thread for each device or copy stream.
 
-    Arrows lead from each forward and backward to that of the next stage on another device.
+    Arrows lead from each forward and backward to that of the next stage on another device. A
+    counter of each device has its microbatches in flight, from F to the end of B or W.
 
     Args:
         timelines: By label. A label may hold anything.
         path: File to write; an existing one is replaced at once or not at all.
+        held_bytes: By action, how many bytes more its device holds behind it, for a counter of the
+            activations of each device; None for no such counter.
 
     Raises:
         ValueError: There is nothing to draw.
@@ -29,7 +36,11 @@ def save_chrome_trace(timelines: Mapping[str, Timeline], path: str | os.PathLike
     events = [
         event
         for process, (label, timeline) in enumerate(timelines.items())
-        for event in (*events_of(process, label, timeline), *arrows_of(process, timeline))
+        for event in (
+            *events_of(process, label, timeline),
+            *arrows_of(process, timeline),
+            *counters_of(process, timeline, held_bytes or {}),
+        )
     ]
     with replacing(Path(path)) as partial, partial.open("w", encoding="utf-8") as file:
         json.dump({"traceEvents": events, "displayTimeUnit": "ns"}, file)
@@ -67,6 +78,32 @@ def arrows_of(process: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
                 arrow["id"] = f"{process}.{number}"
                 yield {**arrow, "ph": "s", "tid": maker, "ts": made.end_ns / 1e3}
                 yield {**arrow, "ph": "f", "bp": "e", "tid": row, "ts": span.start_ns / 1e3}
+
+
+def counters_of(
+    process: int, timeline: Timeline, held_bytes: Mapping[Action, float]
+) -> Iterator[dict[str, Any]]:
+    """By device, an event for each change of the microbatches in flight and of the bytes held."""
+    for name, row in zip(row_names(timeline), timeline.rows, strict=True):
+        flights, bytes_ = [], []
+        for span in row:
+            if span.action.kind is Kind.F:
+                flights.append((span.start_ns, 1.0))
+            elif span.action.kind in (Kind.B, Kind.W):
+                flights.append((span.end_ns, -1.0))
+            if held_bytes.get(span.action):
+                bytes_.append((span.end_ns, held_bytes[span.action]))
+        yield from _counter(process, f"in flight, {name}", "microbatches", flights)
+        yield from _counter(process, f"activations as predicted, {name}", "bytes", bytes_)
+
+
+def _counter(
+    process: int, name: str, unit: str, changes: Iterable[tuple[float, float]]
+) -> Iterator[dict[str, Any]]:
+    now = 0.0
+    for ns, change in sorted(changes):
+        now += change
+        yield {"name": name, "ph": "C", "pid": process, "ts": ns / 1e3, "args": {unit: now}}
 
 
 def named(what: str, name: str, **ids: int) -> dict[str, Any]:
