@@ -74,7 +74,10 @@ app.command(
 )(rehearse)
 app.command(epilog="Example: pykern tune my_model:make --devices cpu:2 --out plan.json")(tune)
 app.command(epilog="Example: pykern verify my_model:make --schedule zb_h1 --devices cpu:4")(verify)
-app.command(epilog="Example: pykern profile my_model:make --html step.html")(profile)
+app.command(
+    epilog="Example: pykern profile --html step.html train.py -- --devices cuda",
+    context_settings={"ignore_unknown_options": True},
+)(profile)
 app.command(
     epilog="Example: pykern nsys --html step.html step.nsys-rep train.py",
     context_settings={"allow_interspersed_args": False},

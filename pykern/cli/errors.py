@@ -3,12 +3,15 @@
 import io
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
+
+from ..script import ScriptFailed
 
 
 class BadInput(typer.TyperException):
@@ -39,6 +42,25 @@ class OneLineErrors(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             typer.echo(f"pykern: {error.strerror or error}", err=True)
             sys.exit(1)
+
+
+@contextmanager
+def errors_of(script: str) -> Iterator[None]:
+    """Prints the error that a script raises as Python does, and exits with 1."""
+    try:
+        yield
+    except ScriptFailed as failed:
+        _print_error(failed.__cause__, script)
+        raise typer.Exit(1) from None
+
+
+def _print_error(error: BaseException | None, script: str) -> None:
+    """The traceback as Python prints it, from the script's own first line on."""
+    assert error is not None
+    start = error.__traceback__
+    while start is not None and start.tb_frame.f_code.co_filename != script:
+        start = start.tb_next
+    traceback.print_exception(type(error), error, start)
 
 
 @contextmanager

@@ -1,52 +1,136 @@
 """`pykern profile`: why the steps of a model take their time."""
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..schedules import require_named
-from .errors import bad_input
+from .errors import bad_input, errors_of
 from .reports import HtmlFile, PictureFile, TraceFile, require_files, show
 from .schedule_options import Given, require_owned, with_schedule_options
 from .sources import TRAINED
 from .values import DeviceNames, Microbatches, number_option
-from .workloads import ModelSource, workload_of
+from .workloads import Workload, workload_of
+
+if TYPE_CHECKING:
+    from ..pipeline.pipeline import Pipeline
+    from ..profiling import Report
+
+# The script makes its own pipeline.
+_OF_MODELS = ("schedule", "devices", "microbatches")
 
 
 @with_schedule_options
 def profile(
-    source: ModelSource = None,
+    context: typer.Context,
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODULE:FUNCTION|SCRIPT",
+            help="Returns (model, inputs, target) or (model, inputs, target, loss_fn) of a batch; "
+            "or a training script with a pykern.Pipeline.",
+            show_default="a small GPT",
+        ),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="The script's own. Options that this command does not have are the "
+            "script's, as is everything behind --."
+        ),
+    ] = None,
     schedule: Annotated[str, typer.Option(help=f"One of {', '.join(TRAINED)}.")] = "one_f_one_b",
     devices: DeviceNames = "cpu:2",
     microbatches: Microbatches = 4,
     steps: Annotated[int, number_option(about="Steps, besides two that warm up.")] = 5,
+    nsys: Annotated[
+        Path | None,
+        typer.Option(
+            help="Record the whole script with Nsight Systems into this .nsys-rep, for at most 60 "
+            "seconds, and print the profile of its steps, as pykern nsys does.",
+            show_default="none",
+        ),
+    ] = None,
     html: HtmlFile = None,
     trace: TraceFile = None,
     picture: PictureFile = None,
     *,
     options: Given,
 ) -> None:
-    """Run some steps, and print why they take their time and what would shorten them."""
-    with bad_input():
-        require_files(html=html, trace=trace, picture=picture)
-        require_named(schedule)
-        require_owned([schedule], options)
-        from ..partition.chain import call_of
-        from ..pipeline.pipeline import Pipeline
-        from ..runtime.devices import parse_devices
+    """Run some steps, and print why they take their time and what would shorten them.
 
-        more: dict[str, Any] = dict(options)
-        workload = workload_of(source)(len(parse_devices(devices)))
-        pipe = Pipeline(
-            workload.model,
-            devices=devices,
-            schedule=schedule,
-            microbatches=microbatches,
-            loss_fn=workload.loss_fn,
-            sample=workload.sample(microbatches),
-            **more,
+    A script runs to the second step of its first pipeline, which is profiled, and is ended.
+    """
+    with bad_input():
+        require_files(nsys=nsys, html=html, trace=trace, picture=picture)
+        if source is not None and source.endswith(".py"):
+            given = [name for name in _OF_MODELS if _is_given(context, name)]
+            _refuse_of_models([*given, *options])
+            run = partial(_of_script, source, arguments or [], steps, nsys)
+        else:
+            _refuse_of_scripts(source, arguments, nsys)
+            more = {"schedule": schedule, "devices": devices, "microbatches": microbatches}
+            run = partial(_of_model, *_made(source, options, more), steps)
+    show(run(), html, trace, picture)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    of = context.get_parameter_source(name)
+    return of is not None and of.name == "COMMANDLINE"
+
+
+def _refuse_of_models(given: Sequence[str]) -> None:
+    if given:
+        raise ValueError(
+            f"--{given[0]} must stand behind -- for a script, which makes its own pipeline, got it "
+            "before. Move it there, if the script has it"
         )
+
+
+def _refuse_of_scripts(source: str | None, arguments: Sequence[str] | None, nsys: object) -> None:
+    unknown = [one for one in [source or "", *(arguments or [])] if one.startswith("-")]
+    if unknown or arguments:
+        raise ValueError(
+            "a model must be given without arguments, got "
+            f"{(unknown or arguments or [''])[0]}. See pykern profile --help"
+        )
+    if nsys is not None:
+        raise ValueError(
+            f"--nsys must be given with a script, got {source or 'no script'}. Name one, train.py"
+        )
+
+
+def _of_script(script: str, arguments: list[str], steps: int, nsys: Path | None) -> "Report":
+    with bad_input(), errors_of(script):
+        if nsys is not None:
+            from ..nsight import read, record
+
+            record(nsys, [script, *arguments])
+            return read(nsys)
+        from ..pipeline.profiled_script import profile_script
+
+        return profile_script(script, arguments, steps)
+
+
+def _of_model(pipe: "Pipeline", workload: Workload, steps: int) -> "Report":
+    from ..partition.chain import call_of
+
     args, kwargs = call_of(workload.inputs)
     with pipe:
-        report = pipe.profile(*args, target=workload.target, steps=steps, **kwargs)
-    show(report, html, trace, picture)
+        return pipe.profile(*args, target=workload.target, steps=steps, **kwargs)
+
+
+def _made(source: str | None, options: Given, more: dict[str, Any]) -> "tuple[Pipeline, Workload]":
+    """The pipeline of a model, and its batch."""
+    require_named(more["schedule"])
+    require_owned([more["schedule"]], options)
+    from ..pipeline.pipeline import Pipeline
+    from ..runtime.devices import parse_devices
+
+    workload = workload_of(source)(len(parse_devices(more["devices"])))
+    sample = workload.sample(more["microbatches"])
+    given = {**more, **options, "loss_fn": workload.loss_fn, "sample": sample}
+    return Pipeline(workload.model, **given), workload

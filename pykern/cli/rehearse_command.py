@@ -1,13 +1,12 @@
 """`pykern rehearse`: a training script, run unchanged on a box that is not there."""
 
-import traceback
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .errors import bad_input
+from .errors import bad_input, errors_of
 from .reports import print_and_save, require_files, show_tables
 from .values import number_option
 
@@ -40,24 +39,11 @@ def rehearse(
     """
     with bad_input():
         from ..boxes import load
-        from ..rehearse.run import ScriptFailed
         from ..rehearse.run import rehearse as run
 
         require_files(json=json)
-        try:
+        with errors_of(str(script)):
             found = run(str(script), arguments or [], load(box), steps)
-        except ScriptFailed as failed:
-            _print_error(failed.__cause__, str(script))
-            raise typer.Exit(1) from None
     print_and_save(partial(show_tables, found), (json, found.save))
     if not found.passes:
         raise typer.Exit(1)
-
-
-def _print_error(error: BaseException | None, script: str) -> None:
-    """The traceback as Python prints it, from the script's own first line on."""
-    assert error is not None
-    start = error.__traceback__
-    while start is not None and start.tb_frame.f_code.co_filename != script:
-        start = start.tb_next
-    traceback.print_exception(type(error), error, start)

@@ -13,6 +13,7 @@ import torch
 import torch._dynamo  # which lists functions by their names, so it is loaded before
 
 from ..boxes import Box, BoxDevice
+from ..script import replaced
 from .host_waits import HostWaits
 from .lines import called_by, library_of
 
@@ -101,17 +102,6 @@ def gpus_of(box: Box, waits: HostWaits) -> Iterator[None]:
             replaced(torch.amp.autocast_mode.autocast, "__init__", _of_cpu(torch.autocast.__init__))
         )
         yield
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Within it an attribute has another value."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _names(box: Box, waits: HostWaits) -> Mapping[str, Any]:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..script import replaced
 from ..tensors.trees import all_tensors
 from .host_waits import HostWaits
 from .lines import called_by, called_by_runtime
-from .names import replaced
 
 _CPU = torch.device("cpu")
 # The device of a GPU's tensors, as scripts see it: it computes as the CPU, and is told from it.

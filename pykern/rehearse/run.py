@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,19 +16,16 @@ from ..pipeline.combinations import refuse_combinations
 from ..pipeline.designer import designing
 from ..pipeline.request import Request
 from ..runtime.features.feature import Feature
+from ..script import run_script
 from .host_waits import HostWaits
-from .names import gpus_of, replaced
+from .names import gpus_of
 from .on_cpu import OnCpu
 from .optimizers import MadeOptimizers
 from .order import orders_of
 from .prediction import predicted
 from .report import Rehearsal, RehearsedPipeline
-from .setting import RehearsalEnds, Setting
+from .setting import Setting
 from .watched import Watched, on_workers
-
-
-class ScriptFailed(Exception):
-    """The script has raised an exception, which is the cause."""
 
 
 def rehearse(script: str, arguments: Sequence[str], box: Box, steps: int = 3) -> Rehearsal:
@@ -54,8 +49,6 @@ def rehearse(script: str, arguments: Sequence[str], box: Box, steps: int = 3) ->
             step.
         ScriptFailed: the script raises an exception.
     """
-    if not Path(script).is_file():
-        raise ValueError(f"script must be a file, got {script}. Give the path of the script")
     waits = HostWaits()
     at = Setting(box, steps, waits, OnCpu(waits), MadeOptimizers())
     found = _Pipelines(at)
@@ -65,7 +58,7 @@ def rehearse(script: str, arguments: Sequence[str], box: Box, steps: int = 3) ->
         undo.enter_context(designing(found.design))
         undo.callback(found.close)
         undo.enter_context(at.mode.in_force())
-        _run(script, arguments)
+        run_script(script, arguments)
     looked_at = [one for one in found.made if one.fit is not None]
     if not looked_at:
         raise ValueError(
@@ -73,22 +66,6 @@ def rehearse(script: str, arguments: Sequence[str], box: Box, steps: int = 3) ->
             f"{_instead(found)}"
         )
     return Rehearsal(box, [_seen(one, box) for one in looked_at], dict(waits.found))
-
-
-def _run(script: str, arguments: Sequence[str]) -> None:
-    """Runs the script to its end, or to that of the rehearsal."""
-    with ExitStack() as undo:
-        undo.enter_context(replaced(sys, "argv", [script, *arguments]))
-        undo.enter_context(replaced(sys, "path", [str(Path(script).parent.absolute()), *sys.path]))
-        try:
-            runpy.run_path(script, run_name="__main__")
-        except RehearsalEnds:
-            return
-        except SystemExit as ended:
-            if ended.code not in (None, 0):
-                raise
-        except Exception as error:
-            raise ScriptFailed from error
 
 
 def _instead(found: _Pipelines) -> str:

@@ -10,10 +10,6 @@ from .on_cpu import OnCpu
 from .optimizers import MadeOptimizers
 
 
-class RehearsalEnds(BaseException):
-    """Ends the script: enough has been seen. Scripts that go on after errors do not catch it."""
-
-
 @dataclass(frozen=True)
 class Setting:
     """The box of a rehearsal, and what sees the script.

@@ -24,11 +24,12 @@ from ..runtime.gpu.capture.refusals import (
     refuse_stage,
 )
 from ..runtime.stage.stage import Run, Stage
+from ..script import ScriptEnds
 from ..tensors.trees import all_tensors
 from .host_waits import HostWait
 from .memory import Fit, fit_of
 from .operation_times import OperationTimes
-from .setting import RehearsalEnds, Setting
+from .setting import Setting
 
 
 def on_workers(asked: Request) -> Request:
@@ -94,7 +95,7 @@ class Watched(Feature):
         """Runs a step, unless it is one too many, or would not fit."""
         is_first, before = not self.losses, Counter(self._at.waits.found)
         if len(self.losses) == self._at.num_steps:
-            raise RehearsalEnds
+            raise ScriptEnds
         if is_first:
             self._begin(batch)
         try:
@@ -128,7 +129,7 @@ class Watched(Feature):
         with self._at.mode.paused():
             self.fit = fit_of(self.asked, self._of, self._made, batch, self._at)
         if self.fit.fits is False:
-            raise RehearsalEnds
+            raise ScriptEnds
         *call, _ = batch.given
         self.rows, self.tokens = sum(batch.rows), tokens_of_row(call)
         self._is_timed = all(

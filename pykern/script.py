@@ -1,0 +1,57 @@
+"""Runs a user's script as Python would, to its end or until enough has been seen."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class ScriptFailed(Exception):
+    """The script has raised an exception, which is the cause."""
+
+
+class ScriptEnds(BaseException):
+    """Ends the script: enough has been seen. Scripts that go on after errors do not catch it."""
+
+
+def run_script(script: str, arguments: Sequence[str]) -> None:
+    """Runs the script to its end, or until something in it raises `ScriptEnds`.
+
+    Args:
+        script: its file.
+        arguments: its arguments.
+
+    Raises:
+        ValueError: there is no such file.
+        SystemExit: the script ends with a status that is not 0.
+        ScriptFailed: the script raises another exception.
+    """
+    if not Path(script).is_file():
+        raise ValueError(f"script must be a file, got {script}. Give the path of the script")
+    with ExitStack() as undo:
+        undo.enter_context(replaced(sys, "argv", [script, *arguments]))
+        undo.enter_context(replaced(sys, "path", [str(Path(script).parent.absolute()), *sys.path]))
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except ScriptEnds:
+            return
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                raise
+        except Exception as error:
+            raise ScriptFailed from error
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Within it an attribute has another value."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
