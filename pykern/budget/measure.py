@@ -8,7 +8,8 @@ gradients of the loss's own parameters are put back.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -74,6 +75,20 @@ def measure(
         split: whether backwards are I and W.
         timed: whether to measure times; otherwise they are 0, and each level runs twice.
     """
+    with tried(stages, arguments, finish, levels[0], split=split, timed=timed) as chain:
+        costs = {level: chain.at(level, finish) for level in levels}
+    return [_of_stage(costs, stage, split=split) for stage in range(len(stages))]
+
+
+@contextmanager
+def tried(
+    stages: Sequence[Stage],
+    arguments: tuple[Any, ...],
+    finish: Finish,
+    level: Level,
+    **how: bool,
+) -> Iterator[TrialChain]:
+    """Copies of the stages, which leave nothing behind, after a first run at this level."""
     trial = Trial(finish)
     with torch.inference_mode(False), torch.enable_grad(), trial.without_trace(stages):
         copies = [
@@ -83,11 +98,10 @@ def measure(
         connect(copies)
         for stage in copies:
             stage.transport = _Move([stage.device for stage in copies])
-        chain = _Chain(copies, arguments, split=split, timed=timed)
+        chain = TrialChain(copies, arguments, **how)
         with trial.noting:
-            chain.run(levels[0], trial.first)
-        costs = {level: chain.at(level, finish) for level in levels}
-    return [_of_stage(costs, stage, split=split) for stage in range(len(stages))]
+            chain.run(level, trial.first)
+        yield chain
 
 
 def measure_bytes(
@@ -165,7 +179,7 @@ def _held(costs: _Costs, stage: int) -> HeldBytes:
     )
 
 
-class _Chain:
+class TrialChain:
     """Stages with one microbatch, one action after another."""
 
     def __init__(

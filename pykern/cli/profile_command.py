@@ -12,7 +12,7 @@ from .errors import bad_input, errors_of
 from .reports import HtmlFile, PictureFile, TraceFile, require_files, show
 from .schedule_options import Given, require_owned, with_schedule_options
 from .sources import TRAINED
-from .values import DeviceNames, Microbatches, number_option
+from .values import BoxProfile, DeviceNames, Microbatches, number_option
 from .workloads import Workload, workload_of
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def profile(
             show_default="none",
         ),
     ] = None,
+    box: BoxProfile = None,
     html: HtmlFile = None,
     trace: TraceFile = None,
     picture: PictureFile = None,
@@ -66,6 +67,9 @@ def profile(
     """
     with bad_input():
         require_files(nsys=nsys, html=html, trace=trace, picture=picture)
+        from ..boxes import load
+
+        rates = None if box is None else load(box)
         if source is not None and source.endswith(".py"):
             given = [name for name in _OF_MODELS if _is_given(context, name)]
             _refuse_of_models([*given, *options])
@@ -74,7 +78,10 @@ def profile(
             _refuse_of_scripts(source, arguments, nsys)
             more = {"schedule": schedule, "devices": devices, "microbatches": microbatches}
             run = partial(_of_model, *_made(source, options, more), steps)
-    show(run(), html, trace, picture)
+    report = run()
+    with bad_input():
+        report = report if rates is None else report.on_box(rates)
+    show(report, html, trace, picture)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

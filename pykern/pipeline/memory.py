@@ -137,16 +137,23 @@ def held_by_stages(
     pipe: Steps, call: Call, target: Any
 ) -> tuple[list[StageCosts], list[StageLevel]] | None:
     """The bytes of each stage, and its level; None if the first layer gets names."""
-    plan = pipe.plan
+    of_first = args_and_loss(pipe, call, target)
+    if of_first is None:
+        return None
+    plan, (args, losses) = pipe.plan, of_first
+    levels = levels_of_stages(plan.num_stages, pipe._levels)
+    costs = measure_bytes(pipe._executor.stages, args, losses, plan, levels)
+    return with_starts(costs, plan), levels
+
+
+def args_and_loss(pipe: Steps, call: Call, target: Any) -> tuple[tuple[Any, ...], Losses] | None:
+    """The first microbatch and its loss, outside of a step; None if the first layer gets names."""
     (args, kwargs), of_target = first_microbatch(pipe, call, target)
     if kwargs:
         return None
     assert pipe._loss_fn is not None
     in_one_memory = pipe._executor.in_one_memory
-    losses = Losses.of_one(pipe._loss_fn, of_target, in_one_memory=in_one_memory)
-    levels = levels_of_stages(plan.num_stages, pipe._levels)
-    costs = measure_bytes(pipe._executor.stages, args, losses, plan, levels)
-    return with_starts(costs, plan), levels
+    return args, Losses.of_one(pipe._loss_fn, of_target, in_one_memory=in_one_memory)
 
 
 def first_microbatch(pipe: Steps, call: Call, target: Any) -> tuple[Call, Any]:

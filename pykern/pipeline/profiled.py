@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..budget.fit_memory import held_by_action, most_held
+from ..budget.flops import microbatch_flops
 from ..budget.level_costs import StageCosts, StageLevel
 from ..cgroup import usable_cores
 from ..modes import one_thread
@@ -30,7 +31,7 @@ from ..trace.cut_tape import Environment
 from .choose_plan import choose_plan
 from .host_waits import host_waits_of
 from .left_alone import left_alone
-from .memory import first_microbatch, held_by_stages, peak_bytes
+from .memory import args_and_loss, first_microbatch, held_by_stages, peak_bytes
 from .request import Request
 from .steps import Steps
 from .timed_steps import core_share, costs_of, hidden, middle, timed_steps
@@ -86,6 +87,7 @@ def profile(
                 beside = _beside_layers(make, pipe.plan.num_devices)
         looks = not on_cpu and torch.cuda.is_initialized()
         waits = host_waits_of(step) if looks else ()
+        flops = _flops(pipe, call, target)
         of_stages = held_by_stages(pipe, call, target)
     seen = Observed(
         plan=pipe.plan,
@@ -109,6 +111,7 @@ def profile(
         core_share=core_share(quiet),
         **({} if of_stages is None else _held_bytes(pipe, *of_stages)),
         peak_bytes=peaks,
+        flops=flops,
         hidden_copies=hidden(ran),
     )
     return report_of(seen)
@@ -179,6 +182,14 @@ def _empty(
             for kind in kinds:
                 times[kind] += by_stage(costs, kind, num_devices)
     return {kind: median(of) for kind, of in times.items()}, median(issue), median(hand_over)
+
+
+def _flops(pipe: Steps, call: Call, target: Any) -> int | None:
+    """The operations of a step, in proportion to those of its first microbatch."""
+    first, rows = args_and_loss(pipe, call, target), pipe._rows(call, target)
+    if first is None:
+        return None
+    return microbatch_flops(pipe._executor.stages, *first) * sum(rows) // rows[0]
 
 
 def _held_bytes(

@@ -43,6 +43,10 @@ class Observed:
             empty if they are not known.
         peak_bytes: by device, the most that torch's allocator has had on its GPU since the process
             began; empty if it was not measured, as on CPU workers.
+        flops: the operations of the model's products and attentions in a step, without recompute;
+            None if they are not known.
+        peak_flops_per_ns: the operations that all devices could do, per nanosecond; None if that is
+            not known.
         hidden_copies: the part of the copies between GPUs beside which some device works, 0 to 1;
             None without copies.
         make_plan: makes other plans for the same model.
@@ -72,6 +76,8 @@ class Observed:
     held_bytes: Sequence[float] = ()
     held_by_action: Mapping[Action, float] = field(default_factory=dict)
     peak_bytes: Sequence[int] = ()
+    flops: int | None = None
+    peak_flops_per_ns: float | None = None
     hidden_copies: float | None = None
 
     @property

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ..boxes import Box
 from ..columns import counted
 from ..plan import Step, Timeline, critical_path, simulate
 from .causes import Causes, causes_of
@@ -52,6 +53,34 @@ class Report(InTables):
         """The actions that determine the end of the step, each with the reason for its start."""
         return critical_path(self.seen.plan, self.seen.timeline)
 
+    @property
+    def flops_per_ns(self) -> float | None:
+        """The model's operations per nanosecond, without recompute; None if they are not known."""
+        seen = self.seen
+        return seen.flops / seen.step_ns if seen.flops and seen.step_ns else None
+
+    @property
+    def flops_ratio(self) -> float | None:
+        """The model's operations by those that the devices could do, 0 to 1; None if not known."""
+        rate, peak = self.flops_per_ns, self.seen.peak_flops_per_ns
+        return rate / peak if rate and peak else None
+
+    def on_box(self, box: Box) -> Report:
+        """The report with the rates of a box, whose first devices those of the plan are.
+
+        Raises:
+            ValueError: the box has fewer devices, or does not tell their operations per time.
+        """
+        count = self.seen.plan.num_devices
+        rates = [device.flops_per_ns for device in box.devices[:count]]
+        if len(rates) < count or not all(rates):
+            raise ValueError(
+                f"box must have {counted(count, 'device')} with flops_per_ns, got "
+                f"{sum(map(bool, rates))}. Write it into the profile"
+            )
+        seen = replace(self.seen, peak_flops_per_ns=sum(rate for rate in rates if rate))
+        return replace(self, seen=seen)
+
     def tables(self) -> list[Sheet]:
         """All tables, in their order."""
         return [
@@ -81,8 +110,13 @@ class Report(InTables):
             f"{seen.step_ns / 1e6:.2f} ms{told}, its actions {in_ms(seen.timeline.makespan_ns)} "
             f"ms, and {in_ms(self.predicted.makespan_ns)} ms as predicted. The bubble ratio is "
             f"{seen.timeline.bubble_ratio:.3f}, and {self.predicted.bubble_ratio:.3f} as predicted."
-            f"{self._hidden()}"
+            f"{self._rate()}{self._hidden()}"
         )
+
+    def _rate(self) -> str:
+        rate, ratio = self.flops_per_ns, self.flops_ratio
+        of_peak = "" if ratio is None else f", {ratio:.1%} of what the box could do (MFU)"
+        return "" if rate is None else f" The model does {rate / 1e3:.3g} TFLOP/s{of_peak}."
 
     def _hidden(self) -> str:
         share = self.seen.hidden_copies

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
-
 from ..boxes import BoxDevice
 from ..scale.cluster import REACHED
+from ..tensors.flops import flops_of
 from ..tensors.trees import all_tensors
 from ..torch_private import DispatchMode
-
-_ATEN = torch.ops.aten
 
 
 class OperationTimes(DispatchMode):
@@ -47,16 +42,3 @@ class OperationTimes(DispatchMode):
             in_memory_ns = sum(moved.values()) / self._bytes_per_ns
             self.ns += max(in_memory_ns, flops_of(func, args, kwargs, result) / self._flops_per_ns)
         return result
-
-
-def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:
-    """The operations of floating point in a product or an attention; 0 for all else."""
-    name = func._overloadpacket
-    shapes = [each.shape for each in args if isinstance(each, Tensor)]
-    # torch's own table has the attention of GPUs alone.
-    if name is _ATEN._scaled_dot_product_flash_attention_for_cpu:
-        return int(sdpa_flop_count(*shapes[:3]))
-    if name is _ATEN._scaled_dot_product_flash_attention_for_cpu_backward:
-        return int(sdpa_backward_flop_count(*shapes[:4]))
-    count = flop_registry.get(name)
-    return 0 if count is None else int(count(*args, **(kwargs or {}), out_val=result))

@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from pykern.boxes import load
 from pykern.plan import Action, Costs, Kind, Span, simulate, with_recompute
 from pykern.plan.costs import changed
 from pykern.profiling import Observed, Report, report_of
@@ -159,6 +160,19 @@ def test_the_hidden_part_of_copies_is_told() -> None:
     assert hidden_share([], work) is None
     told = report_of(step([MS] * DEVICES, hidden_copies=0.75)).summary()
     assert told.endswith(" Some device works beside 75% of copies.")
+
+
+def test_a_box_tells_the_share_of_its_operations() -> None:
+    seen = step([MS] * DEVICES, flops=10**12, step_ns=1e7)
+    report = report_of(seen)
+    assert (report.flops_per_ns, report.flops_ratio) == (1e5, None)
+    assert " The model does 100 TFLOP/s." in report.summary()
+    box = load("h100x8")
+    on_box = report.on_box(box)
+    assert on_box.flops_ratio == pytest.approx(1e5 / (4 * 989_400), rel=1e-3)
+    assert "2.5% of what the box could do (MFU)" in on_box.summary()
+    with pytest.raises(ValueError, match="box must have 4 devices with flops_per_ns, got 2"):
+        report.on_box(load("rtx3090x2"))
 
 
 CHANGED = {

@@ -149,6 +149,18 @@ def test_values_that_pass_stages_are_there_when_layers_are_timed() -> None:
         assert len(pipe.profile(x, target=x, steps=1).seen.layer_ns) == 3
 
 
+def test_the_operations_of_a_step_are_counted() -> None:
+    x = torch.randn(6, 4)
+    # F, and B for inputs but of the first layer and for weights: each two operations a weight.
+    expected = 2 * 6 * 4 * 4 * (2 + 3)
+    for recompute in ("none", "stage"):
+        with pipeline(nn.Linear(4, 4), nn.Linear(4, 4), recompute=recompute) as pipe:
+            report = pipe.profile(x, target=x, steps=1)
+        assert report.seen.flops == expected
+        assert report.flops_per_ns == pytest.approx(expected / report.seen.step_ns)
+        assert "TFLOP/s" in report.summary()
+
+
 def test_replicas_and_halves_of_backwards_are_profiled() -> None:
     x = torch.randn(8, 4)
     layers = [nn.Linear(4, 4) for _ in range(4)]

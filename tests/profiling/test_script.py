@@ -41,7 +41,7 @@ def test_the_second_step_of_a_script_is_profiled(tmp_path: Path) -> None:
     script, html = written(tmp_path, SCRIPT), tmp_path / "step.html"
     code, out, err = profiled(str(script), "--html", str(html), "--lr", "0.5")
     assert code == 0, err
-    assert out.startswith("step 0\nstep 1\n1 step of 9 rows in 4 microbatches, 2 stages on 2 devic")
+    assert out.startswith("step 0\nstep 1\n1 step of 9 rows in 4 microbatches, 2 stages on 2 ")
     assert "Why a step takes its time" in out
     assert html.exists()
     assert "step 2" not in out
@@ -52,6 +52,9 @@ def test_options_of_both_are_the_scripts_behind_dashes(tmp_path: Path) -> None:
     code, out, err = profiled(script, "--", "--devices", "cpu:1")
     assert code == 0, err
     assert "1 stage on 1 device" in out
+    code, out, err = profiled(script, "--box", "h100x8")
+    assert code == 0, err
+    assert "of what the box could do (MFU)" in " ".join(out.split())
     code, out, err = profiled(script, "--devices", "cpu:1")
     assert (code, out) == (2, "")
     assert "--devices must stand behind -- for a script" in err
