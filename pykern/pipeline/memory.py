@@ -38,6 +38,10 @@ class DeviceMemory:
             workers need none.
         peak: the most that torch's allocator has had in use on the GPU since the process began, or
             since `torch.cuda.reset_peak_memory_stats`, with the memory of captured graphs.
+        graphs: the pools of captured graphs on the GPU, those of other captures too, as reserved by
+            torch's allocator now.
+        free: the headroom: what the driver has free on the GPU now. torch's allocator may have
+            more, which it keeps for reuse.
     """
 
     parameters: int
@@ -47,6 +51,8 @@ class DeviceMemory:
     activations: float | None
     transfers: int
     peak: int | None
+    graphs: int | None
+    free: int | None
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,10 @@ class MemoryReport:
     def __str__(self) -> str:
         """The table, with the notes below it."""
         table = by_device([field.name for field in fields(DeviceMemory)], self.devices)
-        notes = [f"{name}: {why}" for name, why in self.unknown.items()]
-        return "\n".join([table, *notes])
+        names: dict[str, list[str]] = {}
+        for name, why in self.unknown.items():
+            names.setdefault(why, []).append(name)
+        return "\n".join([table, *(f"{', '.join(of)}: {why}" for why, of in names.items())])
 
 
 def memory_of(
@@ -113,11 +121,12 @@ def memory_of(
                 None if optimizer is None else _state_bytes(parameters, optimizer),
                 None if activations is None else activations[device],
                 driver.transfer_bytes(device),
-                peak_bytes(driver.device(device)),
+                *_of_gpu(driver.device(device)),
             )
         )
     if any(device.peak is None for device in devices):
-        unknown["peak"] = "not measured on CPU workers, which share the memory of the process."
+        of_gpus = "not measured on CPU workers, which share the memory of the process."
+        unknown |= dict.fromkeys(("peak", "graphs", "free"), of_gpus)
     return MemoryReport(devices, unknown)
 
 
@@ -173,6 +182,19 @@ def _state_bytes(parameters: Sequence[Tensor], optimizer: Optimizer) -> int:
             if isinstance(value, Tensor) and value.device == parameter.device
         )
     )
+
+
+def _of_gpu(device: torch.device) -> tuple[int | None, int | None, int | None]:
+    """The peak, the pools of graphs and the free bytes of a GPU; None for a CPU worker."""
+    if device.type != "cuda":
+        return None, None, None
+    # Segments of torch's usual pool have an identity of zeros.
+    pools = (
+        segment["total_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == device.index and any(segment["segment_pool_id"])
+    )
+    return peak_bytes(device), sum(pools), torch.cuda.mem_get_info(device)[0]
 
 
 def peak_bytes(device: torch.device) -> int | None:

@@ -10,6 +10,7 @@ from torch.nn.functional import l1_loss, mse_loss
 
 import pykern
 from bench.live import counted_bytes
+from pykern.pipeline import memory
 from pykern.plan import Kind
 from tests.fake_cuda.host_gpus import host_gpus
 
@@ -49,7 +50,7 @@ def test_every_part_is_counted_by_device() -> None:
     assert first.optimizer == 2 * (LINEAR + of_norm) + 4 * 4
     assert last.optimizer == 2 * LINEAR + 2 * 4
     assert {of.transfers for of in held.devices} == {0}
-    assert list(held.unknown) == ["peak"]
+    assert list(held.unknown) == ["peak", "graphs", "free"]
 
 
 def test_the_predicted_peak_is_what_a_step_holds() -> None:
@@ -85,9 +86,23 @@ def test_what_is_unknown_is_not_0_and_says_why() -> None:
     device = held.devices[0]
     assert (device.activations, device.optimizer, device.peak) == (None, None, None)
     assert "activations: not predicted without a batch" in str(held)
-    assert str(held).splitlines()[1].split().count("unknown") == 3
+    assert str(held).splitlines()[1].split().count("unknown") == 5
     with pytest.raises(AttributeError):
         device.peak = 1  # type: ignore[misc]
+
+
+def test_pools_of_graphs_and_free_bytes_of_a_gpu_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the answers that torch gives, in its place."""
+    segments = [
+        {"device": 1, "total_size": 100, "segment_pool_id": (0, 0)},
+        {"device": 1, "total_size": 20, "segment_pool_id": (0, 1)},
+        {"device": 1, "total_size": 3, "segment_pool_id": (4, 0)},
+        {"device": 0, "total_size": 5000, "segment_pool_id": (0, 1)},
+    ]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (700, 1000))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 90)
+    assert memory._of_gpu(torch.device("cuda", 1)) == (90, 23, 700)
 
 
 def test_an_async_pipeline_knows_its_optimizer() -> None:
