@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ..budget.fit_memory import held_by_action, most_held
-from ..budget.flops import microbatch_flops
 from ..budget.level_costs import StageCosts, StageLevel
 from ..cgroup import usable_cores
 from ..modes import one_thread
@@ -186,6 +185,8 @@ def _empty(
 
 def _flops(pipe: Steps, call: Call, target: Any) -> int | None:
     """The operations of a step, in proportion to those of its first microbatch."""
+    from ..budget.flops import microbatch_flops  # noqa: PLC0415 - torch's counter imports Triton
+
     first, rows = args_and_loss(pipe, call, target), pipe._rows(call, target)
     if first is None:
         return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ..boxes import Box
 from ..columns import counted
 from ..plan import Step, Timeline, critical_path, simulate
 from .causes import Causes, causes_of
@@ -23,6 +23,9 @@ from .tables import (
     of_path,
     of_stages,
 )
+
+if TYPE_CHECKING:
+    from ..boxes import Box
 
 
 @dataclass(frozen=True)
