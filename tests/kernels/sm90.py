@@ -1,7 +1,8 @@
-"""Compiles Triton kernels for sm_90 without a GPU: launches them on a driver that only compiles.
+"""Compiles Triton kernels without a GPU, for sm_90 or others, on a driver that only compiles.
 
-As a program, `python -m tests.kernels.sm90 FILE`, it runs a Python script that calls launchers on
-CPU tensors, in a process where Triton is not interpreted, and prints JSON, a line for each kernel.
+As a program, `python -m tests.kernels.sm90 FILE 90`, it runs a Python script that calls launchers
+on CPU tensors, in a process where Triton is not interpreted, and prints JSON, a line for each
+kernel.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -53,20 +55,25 @@ class Compiled:
         widths: Counter[int] = Counter()
         for opcode, number in self.opcodes.items():
             if opcode.startswith(letters):
-                found = re.search(r"\.(128|64|U16|U8|S8|S16)(\.|$)", opcode)
+                found = re.search(r"\.(256|128|64|U16|U8|S8|S16)(\.|$)", opcode)
                 widths[int(re.sub(r"\D", "", found[1])) if found else 32] += number
         return dict(widths)
 
 
-@cache
 def compiled_for_sm90(script: str) -> list[Compiled]:
     """The kernels that a script launches, in the order of their compilation, each once."""
+    return compiled_for(script, 90)
+
+
+@cache
+def compiled_for(script: str, capability: int) -> list[Compiled]:
+    """Likewise, for GPUs of a compute capability: 80 for 8.0."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "script.py"
         path.write_text(script)
         done = subprocess.run(
-            [sys.executable, "-m", "tests.kernels.sm90", path],
+            [sys.executable, "-m", "tests.kernels.sm90", path, str(capability)],
             env=environment | {"TRITON_CACHE_DIR": folder},
             capture_output=True,
             text=True,
@@ -76,13 +83,43 @@ def compiled_for_sm90(script: str) -> list[Compiled]:
     return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def _main(script: str) -> None:
+def stack_bytes(cubin: bytes) -> int:
+    """The bytes that a thread keeps in memory of its own: 0 where all fits into registers."""
+    with _written(cubin) as path:
+        found = re.search(r"STACK:(\d+)", _tool("cuobjdump", "--dump-resource-usage", path))
+    assert found
+    return int(found[1])
+
+
+@contextlib.contextmanager
+def _written(cubin: bytes) -> Iterator[str]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        yield file.name
+
+
+def machine_code(name: str, cubin: bytes, num_threads: int) -> Compiled:
+    """Registers and opcodes of a compiled binary of one kernel."""
+    with _written(cubin) as path:
+        usage = _tool("cuobjdump", "--dump-resource-usage", path)
+        sass = _tool("nvdisasm", "--print-code", path)
+    opcodes = Counter(
+        re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", sass, re.M)
+    )
+    registers = re.search(r"REG:(\d+)", usage)
+    assert registers
+    assert opcodes
+    return Compiled(name, int(registers[1]), num_threads, opcodes)
+
+
+def _main(script: str, capability: int) -> None:
     # Asking a driver that does not exist would fail, so what asks is replaced before anything does.
     from triton.backends.compiler import GPUTarget  # noqa: PLC0415
     from triton.runtime import driver  # noqa: PLC0415
 
     assert os.environ.get("TRITON_INTERPRET") != "1"
-    driver.set_active(_Driver(GPUTarget("cuda", 90, 32)))
+    driver.set_active(_Driver(GPUTarget("cuda", capability, 32)))
     runpy.run_path(script, run_name="__main__")
 
 
@@ -114,18 +151,7 @@ class _Driver:
         return lambda *_: None
 
     def _load(self, name: str, cubin: bytes, *_: Any) -> tuple[int, int, int, int, int]:
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(cubin)
-            file.flush()
-            usage = _tool("cuobjdump", "--dump-resource-usage", file.name)
-            sass = _tool("nvdisasm", "--print-code", file.name)
-        opcodes = Counter(
-            re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", sass, re.M)
-        )
-        registers = re.search(r"REG:(\d+)", usage)
-        assert registers
-        assert opcodes
-        print(json.dumps(Compiled(name, int(registers[1]), self._num_threads, opcodes).__dict__))
+        print(json.dumps(machine_code(name, cubin, self._num_threads).__dict__))
         return 0, 0, 0, 0, 1024
 
 
@@ -138,4 +164,4 @@ def _tool(name: str, *arguments: str) -> str:
 
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError):
-        _main(sys.argv[1])
+        _main(sys.argv[1], int(sys.argv[2]))

@@ -2,7 +2,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -12,6 +11,7 @@ from pykern.kernels import activation as twin
 from pykern.kernels.activation import Activation, geglu, gelu, swiglu
 from pykern.kernels.gpu import activation as gpu
 from tests.kernels.acceptance import Canaries, assert_accepted, padded, uninitialised_is_nan
+from tests.kernels.activation_cases import exact, terms
 from tests.kernels.sm90 import compiled_for_sm90
 
 KINDS: tuple[Activation, ...] = ("swiglu", "geglu", "gelu", "gelu_tanh")
@@ -27,33 +27,6 @@ def case(
     x.view(-1)[::7] *= 8
     bias = None if gated else torch.randn(columns).to(dtype)
     return torch.randn(*rows, columns).to(dtype), x.to(dtype), bias
-
-
-def exact(gradient: Tensor, x: Tensor, bias: Tensor | None, kind: str) -> list[Tensor]:
-    """Result, gradient of x, gradient of the bias or nothing, by torch in float64."""
-    leaf = x.detach().double().requires_grad_()
-    shift = None if bias is None else bias.double().requires_grad_()
-    if kind in twin.GATED:
-        gate, up = leaf.chunk(2, -1)
-        after = F.silu(gate) if kind == "swiglu" else F.gelu(gate, approximate="tanh")
-        result = after * up
-    else:
-        before = leaf if shift is None else leaf + shift
-        result = F.gelu(before, approximate="none" if kind == "gelu" else "tanh")
-    result.backward(gradient.double())
-    gradients = [leaf.grad, *([] if shift is None else [shift.grad])]
-    return [result.detach(), *(gradient for gradient in gradients if gradient is not None)]
-
-
-def terms(gradient: Tensor, x: Tensor, bias: Tensor | None, kind: str) -> list[Tensor]:
-    """The terms that are added up for each of `exact`."""
-    gradient, x = gradient.double().abs(), x.double().abs()
-    if kind in twin.GATED:
-        gate, up = x.chunk(2, -1)
-        return [gate * up, torch.cat((gradient * up * (1 + gate), gradient * gate), -1)]
-    size = x if bias is None else x + bias.double().abs()
-    of_x = gradient * (1 + size)
-    return [size, of_x, of_x.sum_to_size(x.shape[-1])]
 
 
 @pytest.mark.parametrize("kind", KINDS)
