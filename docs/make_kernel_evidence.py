@@ -209,7 +209,8 @@ def _stack(summaries: list[Line]) -> str:
 
 def _where(where: Line) -> str:
     return (
-        f"`{where['command']}`, {where['date']}, commit {where['commit']}, on {where['cpu']}, "
+        f"`{where['command']}`, {where['date']}, in parts whose kernels are those of commit "
+        f"{where['commit']}, on {where['cpu']}, "
         f"{where['cores']} cores, Python {where['python']}, torch {where['torch']}, "
         f"Triton {where['triton']}.\n"
     )
