@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import pykern
-from pykern.models import gpt, next_token_loss
+from pykern.models import next_token_loss
 from pykern.plan import Costs, Plan, simulate
 from pykern.schedules import gpipe, one_f_one_b, zb_h1
 
 from .frame import Json
-from .tools import DEVICE
+from .gpt_work import GptWork
 from .variants import FOURS, WARM_UP, Capture, finish, pipeline
 
 STEPS = 5
+ROWS = 2  # of a microbatch
 # By a schedule whose traced step tells what actions take, the schedules that are predicted. Splits
 # of the backward take times of their own.
 PREDICTED = {
@@ -40,31 +40,21 @@ PREDICTED = {
 }
 
 
-@dataclass(frozen=True)
-class Work:
-    """A GPT, and the shape of a microbatch of it."""
-
-    blocks: int
-    width: int
-    rows: int
-    context: int
-
-
 def run(folder: Path) -> Json:
     torch.set_float32_matmul_precision("high")
-    work = Work(blocks=8, width=1024, rows=2, context=512)
+    work = GptWork(blocks=8, width=1024, context=512)
     return {name: measure(work, capture) for name, capture in (("called", False), ("graph", True))}
 
 
 def control() -> bool:
     """Times of half the actual ones."""
-    work = Work(blocks=4, width=256, rows=2, context=64)
+    work = GptWork(blocks=4, width=256, context=64)
     plan = one_f_one_b(4, 4)
     traced, costs = steps(work, plan, capture=True)
     return bool(traced["traced_ms"] > 1.5 * predicted_ms(plan, costs) / 2)
 
 
-def measure(work: Work, capture: Capture) -> Json:
+def measure(work: GptWork, capture: Capture) -> Json:
     found = {}
     for told_by, plans in PREDICTED.values():
         _, costs = steps(work, told_by, capture)
@@ -78,13 +68,9 @@ def predicted_ms(plan: Plan, costs: Costs) -> float:
     return simulate(plan, costs).makespan_ns / 1e6
 
 
-def steps(work: Work, plan: Plan, capture: Capture) -> tuple[Json, Costs]:
+def steps(work: GptWork, plan: Plan, capture: Capture) -> tuple[Json, Costs]:
     """The median times of steps by the host's clock, and traced by the GPU's; the last's costs."""
-    model = gpt(layers=work.blocks, width=work.width, heads=work.width // 64, context=work.context)
-    generator = torch.Generator().manual_seed(0)
-    shape = work.rows * plan.num_microbatches, work.context + 1
-    ids = torch.randint(256, shape, generator=generator).to(DEVICE)
-    inputs, target = ids[:, :-1], ids[:, 1:]
+    model, (inputs, target) = work.model(), work.batch(ROWS * plan.num_microbatches)
     devices = FOURS["groups"]
     with pipeline(model, plan, devices, capture, next_token_loss, "parameters") as pipe:
         for _ in range(WARM_UP):

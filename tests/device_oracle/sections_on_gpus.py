@@ -38,6 +38,7 @@ from bench.gpu import (
     tight,
     tuned,
 )
+from bench.gpu.gpt_work import GptWork
 from bench.gpu.groups import split
 from bench.gpu.tools import DEVICE, own_stream
 from bench.gpu.variants import CAPTURES
@@ -208,7 +209,7 @@ def test_steps_are_predicted_from_those_of_another_schedule(
         for name, (plan, plans) in predicted.PREDICTED.items()
     }
     monkeypatch.setattr(predicted, "PREDICTED", told_by)
-    figures = predicted.measure(predicted.Work(blocks=4, width=64, rows=2, context=8), True)
+    figures = predicted.measure(GptWork(blocks=4, width=64, context=8), True)
     assert list(figures) == ["1f1b, M=4", "zb_h1, M=8"]
     for found in figures.values():
         assert found["traced_ms"] == pytest.approx(found["predicted_ms"], rel=0.01)
@@ -221,9 +222,9 @@ def test_the_choice_for_a_gpt_is_told_with_its_bytes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(overheads, "_ROUNDS", 2)
     monkeypatch.setattr(trial, "FEWEST", 2)
     monkeypatch.setattr(trial, "MOST", 2)
-    work = tuned.Work(blocks=2, width=64, rows=4, context=8)
-    choice = tuned.tuned(work)
-    found = tuned.measure(choice, work)
+    work = GptWork(blocks=2, width=64, context=8)
+    choice = tuned.tuned(work, 4)
+    found = tuned.measure(choice, work, 4)
     assert len(found["run"]) == 6
     assert found["peak_bytes"] == pytest.approx(max(choice.best.peak_bytes), rel=0.2)
 
