@@ -331,6 +331,7 @@ def _torch_cuda() -> dict[str, Any]:
         "synchronize": _synchronize,
         "empty_cache": lambda: None,
         "mem_get_info": _free_and_total,
+        "memory_snapshot": lambda: [],
         "memory_reserved": lambda device=None: load().oracle_bytes(_index(device)),
         "memory_allocated": lambda device=None: load().oracle_bytes(_index(device)),
         "max_memory_allocated": lambda device=None: load().oracle_peak(_index(device)),
