@@ -7,27 +7,18 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from statistics import median
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..budget.level_costs import StageCosts
-from ..budget.measure import measure as measure_levels
-from ..columns import counted
-from ..notes import add_note
-from ..plan import Kind
 from ..plan.shares import Shares
-from ..runtime.loss import Losses
-from ..runtime.recompute.recompute import Level
-from ..runtime.stage.stage import Stage
 from ..schedules import by_name
 from ..sizes.parameters import state_bytes
 from ..sizes.without_values import WithoutValues
 from ..tensors.parameters import bytes_of, gradient_bytes, held_by
-from ..trace.routes import everywhere
 from .asked import Asked
 from .by_unit import by_unit, even_spans
-from .measurements import SIZES, Measurements, Table
+from .held import held as held_bytes
+from .measurements import Measurements, Table
 from .overheads import Overheads, overheads
 from .progress import Tell
 from .rounds import Rounds, beside_all
@@ -42,15 +33,14 @@ DEPTH = 2
 
 # Schedules that show the times of some kinds of actions, or of none.
 _SCHEDULES = {"FB": "one_f_one_b", "IW": "zb_h1", "": "one_f_one_b"}
-_LEVELS: tuple[Level, ...] = ("ops", "layer")
 
 
 def measure(asked: Asked, tell: Tell) -> Measurements:
     """Measures the time that the units of the model take and the bytes that they hold."""
     sizes, weights = sizes_to_measure(asked), weights_of(asked)
     with asked.without_values() if asked.gpus else nullcontext(asked) as of_bytes:
-        held = _held(of_bytes, sizes)
-    sizes = sizes[: that_fit(asked, held["activation"], weights)]
+        held = held_bytes(of_bytes, sizes)
+    sizes = sizes[: that_fit(asked, held["B ops F own"], weights)]
     beside = overheads(asked.names[: asked.num_cores])
     with ExitStack() as opened:
         *forms, coarse = _forms(opened, asked, sizes)
@@ -210,48 +200,6 @@ def _of_replicas(asked: Asked, beside: Overheads) -> tuple[tuple[float, ...], fl
     alone = beside.step_ns + beside.setup_ns * num_actions
     reduce_ns = zip(*(one.reduce_ns for one in costs), strict=True)
     return tuple(map(median, reduce_ns)), max(median(outside) - alone, 0.0)
-
-
-def _held(asked: Asked, sizes: Sequence[int]) -> dict[str, Table]:
-    """The bytes of `Measurements.sizes`, by name, size and unit."""
-    tables: dict[str, list[tuple[float, ...]]] = {name: [] for name in SIZES}
-    for size in sizes:
-        try:
-            held = [_sizes_of(unit, costs) for unit, costs in enumerate(_levels(asked, size))]
-        except BaseException as error:
-            rows = counted(size, "row")
-            add_note(error, f"raised for a microbatch of {rows}; tune begins with 1")
-            raise
-        for name, table in tables.items():
-            table.append(tuple(of_unit[name] for of_unit in held))
-    return {name: tuple(table) for name, table in tables.items()}
-
-
-def _levels(asked: Asked, size: int) -> list[StageCosts]:
-    """The bytes that each unit holds at each level, for a microbatch of `size` rows."""
-    units = asked.units
-    (args, kwargs), target = asked.batch(size)
-    homes = [torch.device("cpu")] * len(units.names)
-    units.chain.cut(units.layers, homes, everywhere)
-    stages = [Stage(number, of, homes[0]) for number, of in enumerate(units.modules())]
-    first, _ = units.chain.enter(args, kwargs)
-    losses = Losses.of_one(asked.loss_fn, target)
-    return measure_levels(stages, first, losses, _LEVELS, split=True, timed=False)
-
-
-def _sizes_of(unit: int, costs: StageCosts) -> dict[str, float]:
-    kept, rebuilt = costs.kept["ops"], costs.rebuilt["layer"]
-    assert kept.held is not None
-    # The gradient of the input, unless the W of the unit before needs it.
-    released = kept.held.others.get((Kind.I, unit - 1), 0.0)
-    return {
-        "activation": kept.activation_bytes,
-        "kept": max(kept.weights_bytes + released, 0.0),
-        "boundary": rebuilt.boundary_bytes,
-        "rebuilt": rebuilt.activation_bytes,
-        "handed": costs.handed_bytes,
-        "workspace": costs.workspace_bytes,
-    }
 
 
 def weights_of(asked: Asked) -> tuple[float, ...]:

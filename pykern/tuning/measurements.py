@@ -9,15 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..budget.level_costs import LevelCost, Rebuilt, StageCosts
-from ..plan import Costs, Kind
-from ..plan.costs import by_stage
+from ..plan import Costs
 from .shared_cores import Crowded
 
 # A value for each number of rows measured, and each unit.
 Table = tuple[tuple[float, ...], ...]
-
-SIZES = ("activation", "kept", "boundary", "rebuilt", "handed", "workspace")
 
 
 @dataclass(frozen=True)
@@ -34,9 +30,11 @@ class Measurements:
         times_ns: the times of F, B, I and W of a unit that is a stage of its own.
         action_ns: by the same names and by size, the part of the time that an action takes for any
             number of units.
-        sizes: bytes that a unit holds: `activation` from F to B or I, `kept` from I to W,
-            `boundary` from F to R, `rebuilt` from R on, `handed` to the next unit, and the most
-            that an action needs beside, `workspace`.
+        sizes: bytes that a unit hands to the next one, `handed`, and for each form of backwards,
+            recompute level and kind of action, such as `IW ops F`: what the unit holds more behind
+            its action, `own`; what it needs meanwhile, `beside`; what it holds more behind the
+            action of the unit so many places on, `by 1`; by how much the unit and the next one in
+            one stage add more than apart, `pair`; and what they need meanwhile, `pair beside`.
         weights: by unit, the bytes of parameters, buffers, gradients and state of an optimizer.
         reduce_ns: by unit, the time to sum a further replica's gradients.
         issue_ns: the time between two actions of a device.
@@ -68,13 +66,20 @@ class Measurements:
     crowded: Crowded
 
     def of_units(self, name: str, rows: float) -> list[float]:
-        """A cost of each unit, in nanoseconds or bytes, for a microbatch of `rows` rows."""
-        table = self.times_ns.get(name) or self.sizes.get(name)
+        """The times of each unit, in nanoseconds, for a microbatch of `rows` rows."""
+        table = self.times_ns.get(name)
         if table is None:
             return [math.nan] * len(self.units)
+        return [max(value, 0.0) for value in self._scaled(table, rows)]
+
+    def bytes_of(self, name: str, rows: float) -> list[float]:
+        """The bytes of each unit, for a microbatch of `rows` rows."""
+        return self._scaled(self.sizes[name], rows)
+
+    def _scaled(self, table: Table, rows: float) -> list[float]:
         if len(self.rows) == 1:
             return [value * rows / self.rows[0] for value in table[0]]
-        return [max(value, 0.0) for value in self._between(table, rows)]
+        return self._between(table, rows)
 
     def handed_ns(self, rows: float) -> float:
         """The time of a hand-over of a microbatch of `rows` rows, in nanoseconds.
@@ -133,34 +138,6 @@ class Measurements:
             overhead_ns=self.issue_ns,
         )
 
-    def levels(self, spans: Sequence[range], rows: float) -> list[StageCosts]:
-        """The costs of stages of these units, at each recompute level."""
-        costs = self.costs(spans, rows)
-        times = [by_stage(costs, kind, len(spans)) for kind in (Kind.F, Kind.B, Kind.I, Kind.W)]
-        size = {name: self.of_units(name, rows) for name in SIZES}
-        found = []
-        for span, forward, backward, *halves in zip(spans, *times, strict=True):
-            total = {name: sum(values[unit] for unit in span) for name, values in size.items()}
-            share = halves[0] / sum(halves) if sum(halves) > 0 else 0.5
-            first = size["boundary"][span.start]
-            found.append(
-                StageCosts(
-                    {
-                        "ops": LevelCost(
-                            forward, backward, total["activation"], total["kept"], share
-                        )
-                    },
-                    {
-                        "layer": Rebuilt(forward, total["boundary"], total["rebuilt"]),
-                        "stage": Rebuilt(forward, first, total["rebuilt"]),
-                    },
-                    workspace_bytes=max(size["workspace"][unit] for unit in span),
-                    gradient_bytes=size["handed"][span.start - 1] if span.start else 0.0,
-                    handed_bytes=size["handed"][span.stop - 1],
-                )
-            )
-        return found
-
     def outside_ns(self, num_actions: int, replicas: int) -> float:
         """The time of a step before its first action and behind its last, in nanoseconds."""
         return self.step_ns + self.setup_ns * num_actions + self.replica_ns * (replicas - 1)
@@ -183,6 +160,8 @@ class Measurements:
         try:
             content = json.loads(text)
             values = {field.name: _tuples(content[field.name]) for field in fields(cls)}
+            # Older versions have taken no pairs.
+            _ = values["sizes"]["B ops F pair"]
             return cls(**(values | {"crowded": Crowded(*values["crowded"])}))
         except (TypeError, KeyError, json.JSONDecodeError) as error:
             raise ValueError(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from math import ceil
 from typing import cast
 
 from ..budget.fit import fit
 from ..budget.fit_memory import most_held
 from ..budget.level_costs import StageLevel
+from ..budget.measure import with_starts
 from ..partition.unequal import neighbours
 from ..pipeline.choose_levels import Levels
-from ..plan import Costs, Plan, Timeline, simulate
+from ..plan import Costs, Kind, Plan, Timeline, simulate
 from ..plan.shares import Shares
 from ..search import auto
 from .measurements import Measurements
@@ -24,6 +26,7 @@ from .space import (
     plans_of,
     shares_of,
 )
+from .stage_levels import StageLevels
 
 # Proposals that are kept while others are looked at, and those whose cuts are then made better.
 KEPT, POLISHED = 24, 8
@@ -58,6 +61,7 @@ class ProposalSearch:
     ) -> None:
         self._measured, self._rows, self._memory = measured, rows, memory
         self._num_devices = num_devices
+        self._stages = StageLevels(measured)
         self._shares = [
             shares
             for shares in shares_of(num_devices, rows, replicated=replicated)
@@ -179,7 +183,9 @@ class ProposalSearch:
         outside_ns = self._measured.outside_ns(plan.num_actions, replicas)
         if simulate(plan, costs).makespan_ns / fastest + outside_ns >= self._limit():
             return None
-        stages = self._measured.levels(spans, rows)
+        # The largest microbatch counts.
+        of_stages = self._stages.of(spans, ceil(rows), costs, split=plan.has(Kind.I))
+        stages = with_starts(of_stages, plan)
         weights = self._weights(plan, spans)
         levels: list[StageLevel] = [StageLevel("ops")] * plan.num_stages
         by_microbatch: Levels | None = None

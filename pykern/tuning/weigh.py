@@ -17,9 +17,9 @@ def weighed_finalists(
 ) -> list[Proposal]:
     """The best proposals, of `count` kinds, with the bytes that `pipe.memory` predicts.
 
-    The search takes the bytes of a stage for the sum of its units', which is too much where layers
-    keep less together, and too little where gradients within the stage count. Proposals that need
-    more than the memory leave the search, and others take their places.
+    The search composes the bytes of a stage from those of its units, which is a little too much or
+    too little for some stages. Proposals that need more than the memory leave the search, and
+    others take their places.
 
     Raises:
         ValueError: none is left.

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from pykern.tuning.measurements import SIZES, Measurements
+from pykern.tuning.held import FORMS, LEVELS, kinds_of
+from pykern.tuning.measurements import Measurements
 from pykern.tuning.shared_cores import Crowded
 
 
@@ -13,7 +14,11 @@ def measurements(times: list[float], **changes: Any) -> Measurements:
     def table(factor: float) -> tuple[tuple[float, ...], ...]:
         return tuple(tuple(factor * time * rows for time in times) for rows in sizes)
 
-    one = tuple(tuple(100.0 * rows for _ in times) for rows in sizes)
+    def of_each(num_bytes: float) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(num_bytes * rows for _ in times) for rows in sizes)
+
+    own = {"F": 100.0, "R": 0.0, "B": -100.0, "I": 0.0, "W": -100.0}
+    again = own | {"F": 10.0, "R": 90.0}
     values: dict[str, Any] = {
         "subject": ("cpu", "cpu"),
         "units": tuple(map(str, range(len(times)))),
@@ -21,10 +26,18 @@ def measurements(times: list[float], **changes: Any) -> Measurements:
         "times_ns": {"F": table(1), "B": table(2), "I": table(1), "W": table(1)},
         "action_ns": dict.fromkeys("FBIW", (0.0,) * len(sizes)),
         "sizes": {
-            **dict.fromkeys(SIZES, one),
-            "boundary": tuple(tuple(of / 10 for of in row) for row in one),
-            "workspace": tuple(tuple(0.0 for _ in row) for row in one),
-        },
+            f"{form} {level} {kind.name} {name}": of_each(num_bytes)
+            for form in FORMS
+            for level in LEVELS
+            for kind in kinds_of(form)
+            for name, num_bytes in [
+                ("own", (own if level == "ops" else again)[kind.name]),
+                ("beside", 0.0),
+                ("pair", 0.0),
+                ("pair beside", 0.0),
+            ]
+        }
+        | {"handed": of_each(100.0)},
         "weights": (1000.0,) * len(times),
         "reduce_ns": (1000.0,) * len(times),
         "issue_ns": 0.0,

@@ -93,6 +93,13 @@ def test_files_of_another_version_are_refused(changes: dict[str, Any]) -> None:
         Measurements.from_json(json.dumps(content | changes))
 
 
+def test_files_without_pairs_of_units_are_refused() -> None:
+    content = json.loads(measurements([10.0]).to_json())
+    content["sizes"] = {"activation": content["sizes"]["handed"]}
+    with pytest.raises(ValueError, match=r"those of pykern\.tune, got KeyError.*delete it"):
+        Measurements.from_json(json.dumps(content))
+
+
 @pytest.mark.parametrize("rule", [one_f_one_b, zb_h1])
 def test_units_run_in_the_order_of_their_stages(rule: Callable[[int, int], Plan]) -> None:
     plan = rule(2, 4)

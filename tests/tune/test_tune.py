@@ -16,6 +16,7 @@ from pykern import _C
 from pykern.search import search
 from pykern.tuning import cache, measure, overheads, run, trial, weigh
 from pykern.tuning.asked import Asked
+from pykern.tuning.held import held as held_bytes
 from pykern.tuning.proposal import Proposal
 from pykern.tuning.search import ProposalSearch
 
@@ -82,7 +83,7 @@ def test_units_are_measured_with_the_threads_that_workers_have_beside_all_others
     x = torch.ones(4, 8)
     asked = Asked(nn.Sequential(*layers), x, F.mse_loss, "cpu:2", x)
     # Bytes are counted without a worker.
-    monkeypatch.setattr(measure, "_held", partial(held, measure._held, Noting))
+    monkeypatch.setattr(measure, "held_bytes", partial(held, held_bytes, Noting))
     with _C.Undo(torch.set_num_threads, torch.get_num_threads()):
         torch.set_num_threads(4)
         measure.measure(asked, lambda _: None)
@@ -322,14 +323,3 @@ def test_halves_of_rounds_have_to_agree() -> None:
     assert not trial.is_settled([[10, 20, 10, 20], [20, 10, 20, 10]])
     # Half a per cent apart is the same.
     assert trial.is_settled([[1000, 1005, 1000, 1005], [1005, 1000, 1005, 1000]])
-
-
-def test_gradients_that_no_weight_needs_are_not_kept_until_w() -> None:
-    """Two tensors of 4 x 8 numbers in 4 bytes are held behind I, without the input's gradient.
-
-    The second linear's is released by the I of the layer without weights before it.
-    """
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(4, 8)
-    asked = Asked(model, x, F.mse_loss, "cpu:2", x)
-    ((_, tanh, second),) = measure._held(asked, [4])["kept"]
-    assert (tanh, second) == (256, 256)
