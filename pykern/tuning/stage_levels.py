@@ -11,7 +11,7 @@ from ..plan.costs import by_stage
 from .held import LEVELS, kinds_of
 from .measurements import Measurements
 
-# What a span of units holds, with other units in the place of other stages.
+# The bytes of a span of units by level, with other units in the place of other stages.
 _OfSpan = Mapping[str, HeldBytes]
 
 
@@ -71,7 +71,7 @@ class StageLevels:
 
 
 class _Units:
-    """What each unit holds at one level with one form of backwards."""
+    """The bytes of each unit at one level, with one form of backwards."""
 
     def __init__(self, measured: Measurements, rows: float, form: str, level: str) -> None:
         self._kinds = kinds_of(form)
@@ -95,7 +95,7 @@ class _Units:
                         self._others[unit][Kind[kind], unit + step] = value
 
     def of(self, span: range) -> HeldBytes:
-        """What a stage of these units holds."""
+        """The bytes of a stage of these units."""
         own: dict[Kind, float] = {}
         beside: dict[Kind, float] = {}
         others: dict[tuple[Kind, int], float] = {}
@@ -108,7 +108,7 @@ class _Units:
         return HeldBytes(own, beside, others)
 
     def _through(self, kind: Kind, span: range) -> tuple[float, float]:
-        """What an action adds, and what it needs beside, as it goes from unit to unit."""
+        """The bytes that an action adds, and those that it needs beside."""
         before = now = most = 0.0
         forward = kind in (Kind.F, Kind.R)
         for unit in span if forward else reversed(span):
@@ -127,7 +127,7 @@ class _Units:
 
 
 def _first(level: str, halves: HeldBytes, whole: HeldBytes) -> HeldBytes:
-    """What the first stage holds with I and W.
+    """The bytes of the first stage with I and W.
 
     It hands no gradient on: the I of all but its layers' own recompute has nothing to do, and its W
     is a whole backward, which lets go of everything.
