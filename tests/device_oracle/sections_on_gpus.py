@@ -118,7 +118,8 @@ def clock(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_planted_fault_is_noticed(
     clock: None, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(issue_rate, "STEPS", 20)
+    monkeypatch.setattr(issue_rate, "STEPS", 5)
+    monkeypatch.setattr(levels, "ROUNDS", 1)
     assert importlib.import_module(f"bench.gpu.{name}").control()
 
 
@@ -209,7 +210,7 @@ def test_steps_are_predicted_from_those_of_another_schedule(
         for name, (plan, plans) in predicted.PREDICTED.items()
     }
     monkeypatch.setattr(predicted, "PREDICTED", told_by)
-    figures = predicted.measure(GptWork(blocks=4, width=64, context=8), True)
+    figures = predicted.measure(GptWork(blocks=2, width=64, context=8), True)
     assert list(figures) == ["1f1b, M=4", "zb_h1, M=8"]
     for found in figures.values():
         assert found["traced_ms"] == pytest.approx(found["predicted_ms"], rel=0.01)
@@ -222,7 +223,7 @@ def test_the_choice_for_a_gpt_is_told_with_its_bytes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(overheads, "_ROUNDS", 2)
     monkeypatch.setattr(trial, "FEWEST", 2)
     monkeypatch.setattr(trial, "MOST", 2)
-    work = GptWork(blocks=2, width=64, context=8)
+    work = GptWork(blocks=1, width=64, context=8)
     choice = tuned.tuned(work, 4)
     found = tuned.measure(choice, work, 4)
     assert len(found["run"]) == 6
