@@ -12,6 +12,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/kernel-evidence.md"
 RESULTS = ROOT / "tests/kernels/ptx/results.jsonl"
+BESIDE = ROOT / "tests/kernels/beside/results.jsonl"
 CAPABILITIES = (80, 90, 100, 120)
 DTYPES = ("bfloat16", "float16", "float32")
 SHAPES = {
@@ -76,6 +77,38 @@ _TABLE = """\
 | error: sm_80 | sm_90 | sm_100 | sm_120 |
 |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
 """
+_BESIDE = """\
+## Beside Liger and torch.compile
+
+The device oracle gives torch a GPU that is the host. On it the same arguments go to pykern, to
+Liger {liger}, and to `torch.compile` of plain torch. The interpreter executes each of their kernels
+for sm_90, in bfloat16. Liger's own launchers choose its blocks; Inductor writes the kernels of
+torch.compile for an H100's properties.
+
+- Launches are those of kernels and, behind the plus, of torch's own operations. Such an operation
+  counts as the bytes of its arguments and results.
+- Bytes are those of sectors, as above. The last but one column counts each byte once per launch,
+  as if a cache kept it.
+- The minimum is that of arguments and results. Saved statistics are not in it.
+- Inductor times some forms of each kernel on a GPU. Here the form with the fewest bytes counts.
+- The error is the norm of the difference from float64, relative to the norm of the result. One
+  rounding to bfloat16 is 0.0017.
+- RoPE: Liger takes queries and keys apart and turns them in place, so torch copies them first.
+  Liger and plain torch read tables of cosines and sines, while pykern computes angles.
+- Cross entropy: gradients take the memory of the logits in pykern and in Liger.
+- Programs of Liger's backwards of norms are as many as multiprocessors, 132. Each writes its sums,
+  also with 4 rows; 528 rows are 4 for each program.
+
+No time is in these figures. Instructions are of warps, of kernels alone: pykern's activations have
+more of them than Liger's, and its backwards of norms write more sums than Liger's for many rows.
+
+    .venv/bin/pip install --no-deps --target build/liger liger-kernel=={liger}
+    .venv/bin/python -m tests.kernels.beside.save
+
+| operation | rows | part | by | launches | instructions | bytes | times the minimum \
+| each byte once | error |
+|---|--:|---|---|--:|--:|--:|--:|--:|--:|
+"""
 _FAULTS = """\
 ## Planted faults
 
@@ -131,6 +164,7 @@ def made() -> str:
     summaries = [line for line in kept if "summary" in line]
     parts = [_HEAD, *map(_summary, summaries), "\n"]
     parts += [_TABLES, *[_of_dtype(executed, dtype) for dtype in DTYPES]]
+    parts += [_beside()]
     parts += [_FAULTS, *[_fault(line) for line in kept if "said" in line], "\n"]
     parts += [_machine_code(executed), _stack(summaries), _LIMITS, _where(where)]
     return "".join(parts)
@@ -159,6 +193,30 @@ def _of_dtype(executed: list[Line], dtype: str) -> str:
         ratio = of_90["bytes"] / of_90["least_bytes"]
         page += _row(name, *counts, f"{of_90['bytes']:,}", f"{ratio:.2f}", *errors)
     return page + "\n"
+
+
+def _beside() -> str:
+    where, *kept = map(json.loads, BESIDE.read_text().splitlines())
+    page = _BESIDE.format(liger=where["liger"])
+    order = {(line["operation"], line["rows"], line["part"]): None for line in kept}
+    for case in order:
+        for line in kept:
+            if (line["operation"], line["rows"], line["part"]) == case:
+                page += _row(*case, *_of_contender(line))
+    return page + "\n" + _where(where) + "\n"
+
+
+def _of_contender(line: Line) -> list[str]:
+    of_kernels, least = line["launches"] - line["of_torch"], line["least_bytes"]
+    return [
+        line["contender"].capitalize() if line["contender"] == "liger" else line["contender"],
+        f"{of_kernels} + {line['of_torch']}" if line["of_torch"] else str(of_kernels),
+        f"{line['instructions']:,}",
+        f"{line['bytes']:,}",
+        f"{line['bytes'] / least:.2f}",
+        f"{line['distinct_bytes'] / least:.2f}",
+        f"{line['error']:.5f}",
+    ]
 
 
 def _error(line: Line, dtype: str) -> str:

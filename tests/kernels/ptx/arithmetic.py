@@ -42,8 +42,8 @@ def flushed(x: Numbers) -> Numbers:
     return np.where(np.abs(x) < 2.0**-126, np.copysign(_F32(0), x), x)
 
 
-def _fma_f32(a: Numbers, b: Numbers, c: Numbers) -> Numbers:
-    """Rounded once: the sum in float64 is rounded to odd, so that the second rounding is right."""
+def _fma_odd(a: Numbers, b: Numbers, c: Numbers) -> Numbers:
+    """In float64, rounded to odd: whoever rounds the result to fewer bits rounds it rightly."""
     product, c = a.astype(_F64) * b.astype(_F64), c.astype(_F64)
     total = product + c
     behind = total - product
@@ -51,7 +51,33 @@ def _fma_f32(a: Numbers, b: Numbers, c: Numbers) -> Numbers:
     bits = np.ascontiguousarray(total).view(np.int64)
     inexact = (lost != 0) & np.isfinite(total) & (bits & 1 == 0)
     toward = np.where((lost > 0) == (total > 0), 1, -1)
-    return np.where(inexact, bits + toward, bits).view(_F64).astype(_F32)
+    return np.where(inexact, bits + toward, bits).view(_F64)
+
+
+def _fma_f32(a: Numbers, b: Numbers, c: Numbers) -> Numbers:
+    return _fma_odd(a, b, c).astype(_F32)
+
+
+def _fma_down(a: Numbers, b: Numbers, c: Numbers) -> Numbers:
+    """Rounded toward minus infinity."""
+    exact = _fma_odd(a, b, c)
+    near = exact.astype(_F32)
+    return np.where(near > exact, np.nextafter(near, _F32(-np.inf)), near)
+
+
+def odd_f32(x: Numbers) -> Numbers:
+    """A float64 in float32, rounded to odd, for values that are stored in 16 bits."""
+    near = x.astype(_F32)
+    bits = np.ascontiguousarray(near).view(np.int32)
+    inexact = (near.astype(_F64) != x) & np.isfinite(near)
+    # The neighbour toward zero has a smaller magnitude, whose bits are smaller by one.
+    truncated = np.where(np.abs(near.astype(_F64)) > np.abs(x), bits - 1, bits)
+    return np.where(inexact, truncated | 1, bits).astype(np.int32).view(_F32)
+
+
+def _rounded_once(function: Callable[..., Numbers]) -> Callable[..., Numbers]:
+    """A function of values of 16 bits, whose result is rounded once to 16 bits."""
+    return lambda *given: odd_f32(function(*(x.astype(_F64) for x in given)))
 
 
 def _fma_f64(a: Numbers, b: Numbers, c: Numbers) -> Numbers:
@@ -60,7 +86,8 @@ def _fma_f64(a: Numbers, b: Numbers, c: Numbers) -> Numbers:
 
 
 def _high(a: Numbers, b: Numbers) -> Numbers:
-    return (a.astype(np.uint64) * b.astype(np.uint64)) >> np.uint64(32)
+    wide = np.int64 if a.dtype.kind == "i" else np.uint64
+    return (a.astype(wide) * b.astype(wide)) >> wide(32)
 
 
 def _wide(dtype: Any, a: Numbers, b: Numbers, c: Numbers | int = 0) -> Numbers:
@@ -72,6 +99,11 @@ def _quotient(a: Numbers, b: Numbers) -> Numbers:
     b = np.where(b == 0, 1, b)
     quotient = np.abs(a) // np.abs(b) if a.dtype.kind == "i" else a // b
     return np.where((a < 0) != (b < 0), -quotient, quotient) if a.dtype.kind == "i" else quotient
+
+
+def _remainder(a: Numbers, b: Numbers) -> Numbers:
+    """With the sign of the first, as the quotient is truncated."""
+    return a - _quotient(a, b) * b
 
 
 def _left(bits: int, a: Numbers, by: Numbers) -> Numbers:
@@ -116,6 +148,15 @@ def _floats(table: dict[str, Pure], kind: str, *, packed: bool = False) -> None:
         table[f"div.rn.{kind}"] = Pure(one, one * 2, np.divide)
 
 
+def _sixteen(table: dict[str, Pure], kind: str) -> None:
+    one = (kind,)
+    for rounding in ("", ".rn"):
+        for name, function in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply)):
+            table[f"{name}{rounding}.{kind}"] = Pure(one, one * 2, _rounded_once(function))
+    table[f"fma.rn.{kind}"] = Pure(one, one * 3, _rounded_once(_fma_odd))
+    table[f"neg.{kind}"] = Pure(one, one, np.negative)
+
+
 def _single(table: dict[str, Pure]) -> None:
     f32 = ("f32",)
     one: dict[str, Callable[[Numbers], Numbers]] = {
@@ -136,6 +177,9 @@ def _single(table: dict[str, Pure]) -> None:
     table["fma.rn.ftz.f32"] = Pure(
         f32, f32 * 3, lambda *given: flushed(_fma_f32(*map(flushed, given)))
     )
+    table["fma.rm.ftz.f32"] = Pure(
+        f32, f32 * 3, lambda *given: flushed(_fma_down(*map(flushed, given)))
+    )
     for low in ("bf16", "f16"):
         table[f"add.rn.f32.{low}"] = Pure(f32, (low, "f32"), np.add)
         table[f"sub.rn.f32.{low}"] = Pure(f32, (low, "f32"), np.subtract)
@@ -151,6 +195,7 @@ def _whole_numbers(table: dict[str, Pure], bits: int) -> None:
         table[f"min.{kind}"] = Pure(*two, np.minimum)
         table[f"max.{kind}"] = Pure(*two, np.maximum)
         table[f"div.{kind}"] = Pure(*two, _quotient)
+        table[f"rem.{kind}"] = Pure(*two, _remainder)
         table[f"mad.lo.{kind}"] = Pure((kind,), (kind,) * 3, lambda a, b, c: a * b + c)
         table[f"shr.{kind}"] = Pure((kind,), (kind, "u32"), partial(_right, bits))
         if bits == 32:
@@ -175,7 +220,8 @@ def _bits(table: dict[str, Pure]) -> None:
     table["bfe.s32"] = Pure(("s32",), ("s32", "u32", "u32"), partial(_field, True))
     table["popc.b32"] = Pure(("u32",), ("u32",), np.bitwise_count)
     table["prmt.b32"] = Pure(("b32",), ("b32",) * 3, _permuted)
-    table["mul.hi.u32"] = Pure(("u32",), ("u32", "u32"), _high)
+    for kind in ("s32", "u32"):
+        table[f"mul.hi.{kind}"] = Pure((kind,), (kind, kind), _high)
 
 
 def pure() -> dict[str, Pure]:
@@ -184,6 +230,8 @@ def pure() -> dict[str, Pure]:
     for kind in ("f32", "f64"):
         _floats(table, kind)
     _floats(table, "f32x2", packed=True)
+    for kind in ("bf16", "bf16x2", "f16", "f16x2"):
+        _sixteen(table, kind)
     _single(table)
     for bits in (16, 32, 64):
         _whole_numbers(table, bits)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.kernels.ptx.arithmetic import Pure
+from tests.kernels.ptx.arithmetic import Pure, flushed, odd_f32
 from tests.kernels.ptx.kinds import Numbers
 
 _INTEGERS = [letter + str(bits) for letter in "su" for bits in (8, 16, 32, 64)]
@@ -68,11 +68,20 @@ def _convert(table: dict[str, Pure]) -> None:
         table[f"cvt.rn.{low}.{high}"] = Pure((low,), (high,), lambda x: x)
     for kind, target in itertools.product(_INTEGERS, ("f32", "f64")):
         table[f"cvt.rn.{target}.{kind}"] = Pure((target,), (kind,), lambda x: x)
+    for kind, target in itertools.product(_INTEGERS, ("bf16", "f16")):
+        if "64" not in kind:
+            table[f"cvt.rn.{target}.{kind}"] = Pure(
+                (target,), (kind,), lambda x: odd_f32(x.astype(np.float64))
+            )
     for source in ("f32", "f64"):
         table[f"cvt.rzi.s32.{source}"] = Pure(
             ("s32",), (source,), partial(_as_integer, -(2**31), 2**31 - 1)
         )
         table[f"cvt.rmi.{source}.{source}"] = Pure((source,), (source,), np.floor)
+    # NaN becomes 0.
+    table["cvt.ftz.sat.f32.f32"] = Pure(
+        ("f32",), ("f32",), lambda x: flushed(np.clip(np.where(np.isnan(x), 0, x), 0, 1))
+    )
     # The first operand goes into the upper half.
     for pair in ("bf16x2", "f16x2", "satfinite.e4m3x2"):
         table[f"cvt.rn.{pair}.f32"] = Pure(

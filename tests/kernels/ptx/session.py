@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
@@ -79,11 +80,18 @@ class Session:
         self._kept.append(result)
         return result
 
-    def launch(self, launched: Launched, grid: Sequence[int], *given: Any, **named: Any) -> None:
-        kernel = launched.kernel
+    def launch(self, kernel: Any, grid: Sequence[int], *given: Any, **named: Any) -> None:
+        """Executes a kernel of Triton's JIT."""
         compiled = kernel.warmup(*given, grid=tuple(grid), **named)
         arguments = dict(zip(kernel.arg_names, given, strict=False)) | named
-        tensors = [x for x in given if isinstance(x, Tensor)]
+        name = kernel.fn.__module__.rpartition(".")[2] + "." + kernel.fn.__name__
+        self.execute(name, compiled, grid, arguments)
+
+    def execute(
+        self, name: str, compiled: Any, grid: Sequence[int], arguments: dict[str, Any]
+    ) -> None:
+        """Executes a compiled kernel, with arguments by the names of its parameters."""
+        tensors = [x for x in arguments.values() if isinstance(x, Tensor)]
         space = Space()
         space.regions = [self._region(x) for x in unique_storages(tensors)]
         for region in space.regions:
@@ -105,7 +113,6 @@ class Session:
             sum(int(region.touched_by_reads.sum()) for region in space.regions),
             sum(int(region.touched_by_writes.sum()) for region in space.regions),
         )
-        name = kernel.fn.__module__.rpartition(".")[2] + "." + kernel.fn.__name__
         self.executed.append(Executed(name, compiled, frame.counts, touched))
 
     def written(self, tensor: Tensor) -> bool:
@@ -125,10 +132,14 @@ class Session:
         base = storage.data_ptr()
         region = self._regions.get(base)
         if region is None or region.content.size != storage.nbytes():
-            content = torch.tensor([], dtype=torch.uint8).set_(storage).numpy()
-            region = self._regions[base] = Region(base, content, "a tensor")
+            region = self._regions[base] = Region(base, self._content(tensor), "a tensor")
             region.written[:] = base not in self._fresh
         return region
+
+    def _content(self, tensor: Tensor) -> NDArray[np.uint8]:
+        """The bytes of a tensor's whole memory."""
+        whole = torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage())
+        return whole.numpy()
 
     @contextmanager
     def executing(self) -> Iterator[Session]:
@@ -138,7 +149,7 @@ class Session:
         self._regions.clear()
 
         def launch(kernel: Launched, *given: Any, **named: Any) -> None:
-            self.launch(kernel, *given, **named)
+            self.launch(kernel.kernel, *given, **named)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Launched, "_launch", launch)
@@ -146,9 +157,16 @@ class Session:
             yield self
 
 
+Made = TypeVar("Made", bound=Session)
+
+
 def session(capability: int) -> Session:
     """A session in the place of the process's driver."""
-    made = Session(capability)
+    return active(Session(capability))
+
+
+def active(made: Made) -> Made:
+    """Puts a session in the place of the process's driver."""
     from triton.runtime import driver  # noqa: PLC0415
 
     driver.set_active(made.driver)

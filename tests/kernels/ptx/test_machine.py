@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -65,6 +67,11 @@ def through(lines: str, values: np.ndarray, number: int = 0) -> np.ndarray:
     return ran(body, values, number=number)[1]
 
 
+def signed(x: int) -> int:
+    """32 bits as a whole number with a sign."""
+    return x - 2**32 * (x >> 31)
+
+
 NUMBERS = np.random.default_rng(1).integers(0, 2**32, THREADS, dtype=np.uint32)
 FLOATS = np.random.default_rng(2).standard_normal(THREADS).astype(np.float32)
 
@@ -82,6 +89,10 @@ FLOATS = np.random.default_rng(2).standard_normal(THREADS).astype(np.float32)
         ("prmt.b32 %r6, %r5, %r5, 0x0123U;", lambda x: int.from_bytes(x.to_bytes(4, "little"))),
         ("popc.b32 %r6, %r5;", lambda x: x.bit_count()),
         ("div.u32 %r6, %r5, 10;", lambda x: x // 10),
+        ("rem.u32 %r6, %r5, 10;", lambda x: x % 10),
+        ("rem.s32 %r6, %r5, 10;", lambda x: int(math.fmod(signed(x), 10)) % 2**32),
+        ("mul.hi.s32 %r6, %r5, -7;", lambda x: (signed(x) * -7 >> 32) % 2**32),
+        ("createpolicy.fractional.L2::evict_last.b64 %rd5, 1.0; mov.b32 %r6, %r5;", lambda x: x),
         (
             "mov.b32 {%rs1, %rs2}, %r5; mov.b32 %r6, {%rs2, %rs1};",
             lambda x: (x << 16 | x >> 16) % 2**32,
@@ -110,6 +121,51 @@ def test_fma_is_rounded_once():
     found = through(body, np.full(THREADS, a)).view(np.float32)
     assert (found == np.nextafter(np.float32(exact - 2**-24), np.float32(2))).all()
     assert (through("mul.f32 %r6, %r5, %r5;", np.full(THREADS, a)).view(np.float32) == a * a).all()
+
+
+def test_a_sum_is_rounded_down_where_it_is_asked_for():
+    for constant in (2**-40, -(2**-40)):
+        bits = np.float32(constant).view(np.uint32)
+        body = f"fma.rm.ftz.f32 %r6, %r5, %r5, 0f{bits:08X};"
+        found = through(body, FLOATS).view(np.float32)
+        for x, y in zip(map(float, FLOATS), found, strict=True):
+            exact = Fraction(x) * Fraction(x) + Fraction(constant)
+            assert Fraction(float(y)) <= exact
+            assert exact < Fraction(float(np.nextafter(y, np.float32(np.inf))))
+
+
+def test_arithmetic_of_16_bits_is_rounded_once():
+    # 1.5 * (1 + 2**-7) is the middle between 0x3FC1 and 0x3FC2. Less 2**-40 it is nearer to the
+    # first, but a rounding to float32 would lead to the middle, and from there to the even one.
+    body = "mov.b32 %r7, 0x3F813F81; mov.b32 %r8, 0xAB80AB80; fma.rn.bf16x2 %r6, %r5, %r7, %r8;"
+    found = through(body, np.full(THREADS, 0x3FC03FC0, np.uint32))
+    assert found.tolist() == [0x3FC13FC1] * THREADS
+    product = through("mul.bf16x2 %r6, %r5, %r5;", np.full(THREADS, 0x3FC03F80, np.uint32))
+    assert product.tolist() == [0x40103F80] * THREADS
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [(-1.0, 0.0), (0.25, 0.25), (7.0, 1.0), (float("nan"), 0.0), (1e-40, 0.0)]
+)
+def test_a_saturated_number_is_from_0_to_1(value, kept):
+    found = through("cvt.ftz.sat.f32.f32 %r6, %r5;", np.full(THREADS, value, np.float32))
+    assert found.view(np.float32).tolist() == [kept] * THREADS
+
+
+def test_whole_numbers_are_rounded_once_to_16_bits():
+    # Just above the middle of two bfloat16, and of two float32.
+    number = 2**24 + 2**16 + 1
+    values = np.full(THREADS, number, np.uint32)
+    found = through("cvt.rn.bf16.u32 %rs1, %r5; cvt.u32.u16 %r6, %rs1;", values)
+    assert found.tolist() == [0x4B81] * THREADS
+
+
+def test_hints_for_caches_change_no_value():
+    lines = (
+        "createpolicy.fractional.L2::evict_last.b64 %rd5, 1.0;"
+        "ld.global.L1::evict_last.L2::cache_hint.b32 %r6, [%rd3], %rd5;"
+    )
+    assert through(lines, NUMBERS).tolist() == NUMBERS.tolist()
 
 
 def test_floats_of_16_bits_are_rounded_to_nearest():
@@ -229,7 +285,7 @@ def test_blocks_are_ordered_by_nothing():
         "lg2.approx.f16 %r6, %r1;",
         "add.f32 %r6, %r77, %r1;",
         "bar.sync 1, 32;",
-        "ld.global.L1::evict_last.b32 %r6, [%rd3];",
+        "ld.global.L1::no_allocate.b32 %r6, [%rd3];",
         "add.s64 %rd5, %r1, %rd3;",
         "atom.global.add.u32 %r6, [%rd4], 1;",
         ".weird directive",

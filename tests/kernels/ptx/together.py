@@ -15,6 +15,7 @@ from tests.kernels.ptx.parsed import Address, Instruction, Operand, UnknownPtx
 
 # A NaN of float32, whose bits are easily seen.
 _POISON = "0x7FC0DEAD"
+_HINTS = ("L1::evict_first", "L1::evict_last", "L2::cache_hint")
 
 
 def execute_special(frame: Frame, instruction: Instruction) -> None:
@@ -66,6 +67,12 @@ def _to_generic(frame: Frame, instruction: Instruction) -> None:
     frame.put(target, frame.raw(source, KINDS["u64"]))
 
 
+def _policy(frame: Frame, instruction: Instruction) -> None:
+    """A hint for caches, in a register."""
+    _require(instruction.opcode[1] == "fractional", "another policy")
+    frame.put(instruction.operands[0], immediate("0", KINDS["u64"]))
+
+
 def _registers(operand: Operand) -> list[str]:
     _require(not isinstance(operand, Address), "an address")
     return operand if isinstance(operand, list) else [operand]  # type: ignore[list-item]
@@ -74,6 +81,8 @@ def _registers(operand: Operand) -> list[str]:
 def _form(instruction: Instruction) -> tuple[str, int, str]:
     """The space, the number of registers and the kind of a load or store."""
     _, *modifiers, kind = instruction.opcode
+    # Caches hold what is said to be used again; values are the same.
+    modifiers = [x for x in modifiers if x not in _HINTS]
     # Without a space the address is generic. Kernels use those for local memory alone.
     space, *vector = modifiers or ["local"]
     _require(space in ("param", "global", "shared", "local"), f"space {space}")
@@ -83,6 +92,7 @@ def _form(instruction: Instruction) -> tuple[str, int, str]:
 
 def _load(frame: Frame, instruction: Instruction) -> None:
     space, number, kind = _form(instruction)
+    # Another operand is a policy of caches.
     targets, source = _registers(instruction.operands[0]), instruction.operands[1]
     _require(len(targets) == number, "another number of registers")
     if space == "param":
@@ -217,6 +227,7 @@ def _store_matrices(frame: Frame, instruction: Instruction) -> None:
 _KNOWN: dict[str, Callable[[Frame, Instruction], None]] = {
     "mov": _move,
     "cvta": _to_generic,
+    "createpolicy": _policy,
     "ld": _load,
     "st": _store,
     "bar": _barrier,
