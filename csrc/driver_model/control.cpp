@@ -120,12 +120,12 @@ void fake_alloc(cuda::CUdeviceptr address, std::size_t bytes, cuda::CUstream own
     });
 }
 
-void fake_place_on_host(cuda::CUdeviceptr address) {
+void fake_place_on_host(cuda::CUdeviceptr address, int pinned) {
     tell("fake_place_on_host", [&](Model& model) {
         if (!model.memory.is_allocated(address)) {
             model.refuse("memory that is not allocated, or not its start", cuda::kInvalidValue);
         }
-        model.memory.place_on_host(address);
+        model.memory.place_on_host(address, pinned != 0);
     });
 }
 
@@ -162,6 +162,17 @@ void fake_kernel(cuda::CUstream stream, double duration_ns, const FakeAccess* ac
     tell("fake_kernel", [&](Model& model) {
         fake::Work work;
         work.accesses.assign(accesses, accesses + num_accesses);
+        model.issue(model.stream(stream), std::move(work), duration_ns);
+        model.schedule.run_some();
+    });
+}
+
+void fake_launch(cuda::CUstream stream, double duration_ns, const FakeAccess* accesses,
+                 std::size_t num_accesses) {
+    tell("fake_launch", [&](Model& model) {
+        fake::Work work;
+        work.accesses.assign(accesses, accesses + num_accesses);
+        model.require_device_of(model.stream(stream));
         model.issue(model.stream(stream), std::move(work), duration_ns);
         model.schedule.run_some();
     });
@@ -272,6 +283,20 @@ void fake_set_capturing(int capturing) {
     tell("fake_set_capturing", [&](Model& model) { model.capturing = capturing != 0; });
 }
 
+int fake_unsafe(const char* function) {
+    return tell(function, [](Model& model) {
+        model.require_safe_beside_captures();
+        return 1;
+    });
+}
+
+void fake_set_queue(std::size_t most) {
+    tell("fake_set_queue", [&](Model& model) {
+        if (most == 0) model.refuse("a queue has room", cuda::kInvalidValue);
+        model.most_queued = most;
+    });
+}
+
 void fake_reuse_handles() {
     tell("fake_reuse_handles", [&](Model& model) {
         model.streams.reuse();
@@ -325,4 +350,12 @@ std::uint64_t fake_calls(const char* function) {
 
 std::uint64_t fake_staged_copies() {
     return tell("fake_staged_copies", [](Model& model) { return model.staged_copies; });
+}
+
+std::uint64_t fake_pageable_copies() {
+    return tell("fake_pageable_copies", [](Model& model) { return model.pageable_copies; });
+}
+
+std::uint64_t fake_full_queues() {
+    return tell("fake_full_queues", [](Model& model) { return model.full_queues; });
 }

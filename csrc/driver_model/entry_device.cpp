@@ -157,6 +157,10 @@ CUresult cuCtxSetCurrent(CUcontext context) {
 CUresult cuCtxSynchronize() {
     return call("cuCtxSynchronize", Call::kPlain, [](Model& model) {
         const CUcontext now = model.current_context();
+        // In any mode of the thread, its wait would be for a stream that is captured.
+        if (model.capturing) {
+            model.refuse("a capture of another thread is broken", kCaptureUnsupported);
+        }
         const Context& its = model.context(now);
         for (const auto& stream : model.schedule.streams()) {
             // The primary context synchronises the green ones of its device as well.

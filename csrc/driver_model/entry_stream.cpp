@@ -45,6 +45,7 @@ CUresult cuStreamDestroy(CUstream stream) {
 CUresult cuStreamSynchronize(CUstream stream) {
     return call("cuStreamSynchronize", Call::kPlain, [&](Model& model) {
         model.current_context();
+        model.require_safe_beside_captures();
         const Stream& its = model.stream(stream);
         model.require_reached(model.schedule.complete(its));
         model.log.add("host stream", its.index);
@@ -97,9 +98,7 @@ CUresult cuEventQuery(CUevent event) {
         model.current_context();
         const Event& its = model.event(event);
         const auto mark = its.mark;
-        if (model.capturing && model.capture_modes[std::this_thread::get_id()] != kCaptureRelaxed) {
-            model.refuse("a capture of another thread is broken", kCaptureUnsupported);
-        }
+        model.require_safe_beside_captures();
         if (mark == nullptr) return kSuccess;
         if (!mark->done) return kNotReady;
         model.log.add("host event", its.number);
@@ -111,6 +110,7 @@ CUresult cuEventQuery(CUevent event) {
 CUresult cuEventSynchronize(CUevent event) {
     return call("cuEventSynchronize", Call::kPlain, [&](Model& model) {
         model.current_context();
+        model.require_safe_beside_captures();
         const Event& its = model.event(event);
         const auto mark = its.mark;
         if (mark == nullptr) return kSuccess;
@@ -141,7 +141,11 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUst
         model.current_context();
         Stream& its = model.stream(stream);
         model.count_if_staged(its, to, from);
+        const bool pageable = model.memory.is_pageable(to) || model.memory.is_pageable(from);
+        if (pageable) model.require_safe_beside_captures();
+        // A copy may be issued while any device is current.
         model.issue(its, model.copy_work(to, from, bytes), model.copy_cost.duration_ns(bytes));
+        model.finish_pageable(its, to, from);
         return kSuccess;
     });
 }

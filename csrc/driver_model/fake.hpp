@@ -47,8 +47,10 @@ PYKERN_FAKE_EXPORT void fake_set_driver_version(int version);
 // for that stream's later work: so what other streams did with it must be ordered before.
 PYKERN_FAKE_EXPORT void fake_alloc(pykern::cuda::CUdeviceptr address, std::size_t bytes,
                                    pykern::cuda::CUstream owner);
-// For memory given to fake_alloc: it is pinned memory of the host, which every device reaches.
-PYKERN_FAKE_EXPORT void fake_place_on_host(pykern::cuda::CUdeviceptr address);
+// For memory given to fake_alloc: it is memory of the host. If it is pinned, every device reaches
+// it. Otherwise cuMemcpyAsync makes the host wait for the stream: when the call ends, bytes to such
+// memory are there, and bytes from it have been read.
+PYKERN_FAKE_EXPORT void fake_place_on_host(pykern::cuda::CUdeviceptr address, int pinned);
 // To be called while the bytes are still there: work that touches them is run first.
 PYKERN_FAKE_EXPORT void fake_free(pykern::cuda::CUdeviceptr address);
 // Forgets memory that was freed: its bytes are really gone, and the address may come back as any
@@ -59,6 +61,9 @@ PYKERN_FAKE_EXPORT void fake_allow_undeclared(int allowed);
 
 // Work on a stream that touches these ranges: what a callback did at the time of the call.
 PYKERN_FAKE_EXPORT void fake_kernel(pykern::cuda::CUstream stream, double duration_ns,
+                                    const FakeAccess* accesses, std::size_t num_accesses);
+// The same as a call of this thread, whose current context must be of the stream's device.
+PYKERN_FAKE_EXPORT void fake_launch(pykern::cuda::CUstream stream, double duration_ns,
                                     const FakeAccess* accesses, std::size_t num_accesses);
 // Work issued to `after` from here on comes after the work that `before` holds by now: what torch
 // does by an event, and what no test lets fail.
@@ -108,8 +113,17 @@ PYKERN_FAKE_EXPORT void fake_hang(const char* function, int nth);
 PYKERN_FAKE_EXPORT void fake_hang_node(int nth);
 // Work that hangs goes on; or it never runs any more, nor does any other work under way.
 PYKERN_FAKE_EXPORT void fake_let_go(int runs);
-// Another thread captures a stream, in the mode in which unsafe calls of other threads break it.
+// Another thread captures a stream, in the mode in which unsafe calls of other threads break it:
+// waits for streams and events, looks at events, copies of memory that is not pinned. Threads in
+// relaxed mode may call them. A wait for the whole context breaks the capture in any mode.
 PYKERN_FAKE_EXPORT void fake_set_capturing(int capturing);
+// An unsafe call of another library by this thread, such as an allocation of memory, or the load of
+// a module when its first kernel is launched. Returns 0 where it breaks a capture.
+PYKERN_FAKE_EXPORT int fake_unsafe(const char* function);
+// The most work that may wait in the queue of a stream, 1,024 at first. A call that issues more
+// makes the host wait for room, and learns nothing by that. Behind work that hangs there is never
+// room: the call is told as a violation, and ends.
+PYKERN_FAKE_EXPORT void fake_set_queue(std::size_t most);
 // Until the next reset, new objects get the handles of removed ones, as from the driver. Handles
 // that are never used twice show more mistakes, but not that of taking one object for another.
 PYKERN_FAKE_EXPORT void fake_reuse_handles();
@@ -129,4 +143,8 @@ PYKERN_FAKE_EXPORT const char* fake_leaks();
 PYKERN_FAKE_EXPORT std::uint64_t fake_calls(const char* function);
 // Copies between devices of which the stream's has no access to the other.
 PYKERN_FAKE_EXPORT std::uint64_t fake_staged_copies();
+// Copies of memory that is not pinned, for which the host has waited.
+PYKERN_FAKE_EXPORT std::uint64_t fake_pageable_copies();
+// Calls that had to wait for room in a queue.
+PYKERN_FAKE_EXPORT std::uint64_t fake_full_queues();
 }

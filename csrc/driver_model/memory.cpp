@@ -32,7 +32,7 @@ void Memory::allocate(cuda::CUdeviceptr address, std::size_t bytes,
         }
         allocations_.erase(old);
     }
-    allocations_[address] = {bytes, std::move(owner), false, false};
+    allocations_[address] = {bytes, std::move(owner), false, false, false};
 }
 
 bool Memory::is_allocated(cuda::CUdeviceptr address) const {
@@ -110,6 +110,11 @@ void Memory::touch(const Site& site, const Clock& clock, const FakeAccess& acces
             reads.push_back(site);
         }
     }
+}
+
+bool Memory::is_pageable(cuda::CUdeviceptr address) const {
+    const auto found = overlapping(address, 1);
+    return found != allocations_.end() && !found->second.freed && found->second.pageable;
 }
 
 std::optional<int> Memory::device_of(cuda::CUdeviceptr address) const {

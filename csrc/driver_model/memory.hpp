@@ -30,7 +30,10 @@ class Memory {
     void allow_undeclared(bool allowed) { undeclared_allowed_ = allowed; }
     void allocate(cuda::CUdeviceptr address, std::size_t bytes,
                   std::shared_ptr<const Stream> owner);
-    void place_on_host(cuda::CUdeviceptr address) { allocations_.at(address).on_host = true; }
+    void place_on_host(cuda::CUdeviceptr address, bool pinned) {
+        allocations_.at(address).on_host = true;
+        allocations_.at(address).pageable = !pinned;
+    }
     bool is_allocated(cuda::CUdeviceptr address) const;
     bool is_freed(cuda::CUdeviceptr address) const;
     // The size of the allocation that starts there.
@@ -42,6 +45,8 @@ class Memory {
     // The address means other memory from now on, of which nothing is known.
     void forget(cuda::CUdeviceptr address);
     void touch(const Site& site, const Clock& clock, const FakeAccess& access);
+    // Whether the host may move it: devices reach it by a copy of the driver's own alone.
+    bool is_pageable(cuda::CUdeviceptr address) const;
     // The device of memory that is allocated, but on the host.
     std::optional<int> device_of(cuda::CUdeviceptr address) const;
 
@@ -58,6 +63,7 @@ class Memory {
         std::shared_ptr<const Stream> owner;
         bool freed = false;
         bool on_host = false;
+        bool pageable = false;
     };
     using Pieces = std::map<cuda::CUdeviceptr, Piece>;
     using Allocations = std::map<cuda::CUdeviceptr, Allocation>;

@@ -103,7 +103,45 @@ std::shared_ptr<Stream> Model::make_stream(cuda::CUcontext owner) {
     return made;
 }
 
+void Model::make_room(const Stream& stream) {
+    const auto has_room = [&] { return stream.queue.size() < most_queued; };
+    if (has_room()) return;
+    ++full_queues;
+    // The host learns nothing of what is done by now.
+    if (!schedule.run_until(has_room)) {
+        refuse("the queue of stream " + std::to_string(stream.index) +
+                   " is full, and the host waits for work that hangs",
+               cuda::kNotReady);
+    }
+}
+
+void Model::require_safe_beside_captures() {
+    if (capturing && capture_modes[std::this_thread::get_id()] != cuda::kCaptureRelaxed) {
+        refuse("a capture of another thread is broken", kCaptureUnsupported);
+    }
+}
+
+void Model::require_device_of(const Stream& stream) {
+    const int now = context(current_context()).device;
+    if (now != stream.device) {
+        refuse("a launch on a stream of device " + std::to_string(stream.device) +
+                   ", while device " + std::to_string(now) + " is current",
+               kInvalidHandle);
+    }
+}
+
+void Model::finish_pageable(const Stream& stream, cuda::CUdeviceptr to, cuda::CUdeviceptr from) {
+    if (!memory.is_pageable(to) && !memory.is_pageable(from)) return;
+    ++pageable_copies;
+    require_reached(schedule.complete(stream));
+    // Bytes from the host may be in the driver's own memory, and not have arrived.
+    if (!memory.is_pageable(to)) return;
+    log.add("host stream", stream.index);
+    host_waits_for(stream.clock, stream.end_ns);
+}
+
 Site Model::issue(Stream& stream, Work work, double duration_ns) {
+    make_room(stream);
     stream.clock.join(host);
     stream.end_ns = std::max(stream.end_ns, host_ns) + duration_ns;
     const Site site{violations.function(), stream.clock.advance(stream.index), stream.device};

@@ -112,6 +112,11 @@ struct Model {
     double host_ns = 0;
     int step = 0;
     std::uint64_t staged_copies = 0;
+    std::uint64_t pageable_copies = 0;
+    // The most work of a stream that waits for its turn, as in a GPU's queue; more makes the host
+    // wait. And how often it has.
+    std::size_t most_queued = 1024;
+    std::uint64_t full_queues = 0;
     // The work that a function issues as the nth from now on hangs.
     std::string hangs_in;
     int hangs_at = 0;
@@ -139,6 +144,12 @@ struct Model {
     void release(int ordinal);
     std::shared_ptr<Stream> make_stream(cuda::CUcontext owner);
     Site issue(Stream& stream, Work work, double duration_ns);
+    // Ends a call that breaks the capture of another thread.
+    void require_safe_beside_captures();
+    // Ends a launch while a context of another device than the stream's is current.
+    void require_device_of(const Stream& stream);
+    // A copy of memory that is not pinned makes the host wait for the stream.
+    void finish_pageable(const Stream& stream, cuda::CUdeviceptr to, cuda::CUdeviceptr from);
     void record(Stream& stream, Event& event);
     // Has the event tell, by a mark, of the work that the stream holds by now.
     void mark(Stream& stream, Event& event, const std::shared_ptr<Mark>& mark);
@@ -156,6 +167,8 @@ struct Model {
     [[noreturn]] void refuse(const std::string& text, CUresult error);
 
    private:
+    void make_room(const Stream& stream);
+
     std::size_t num_streams_ = 0;
     std::size_t num_events_ = 0;
 };

@@ -106,7 +106,7 @@ TEST_CASE("copies between devices that corrupt lose a byte, but not by way of th
     fake_run_all();
     CHECK(pair.slot.back() == 0);
     CHECK(pair.slot.front() == 7);
-    fake_place_on_host(address_of(pair.source));
+    fake_place_on_host(address_of(pair.source), 1);
     pair.send(true);
     fake_run_all();
     CHECK(pair.slot.back() == 7);

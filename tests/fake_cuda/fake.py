@@ -58,7 +58,7 @@ def load() -> ctypes.CDLL:
         ("fake_set_eagerness", None, [ctypes.c_double]),
         ("fake_set_peer", None, [ctypes.c_int] * 3),
         ("fake_set_corrupt", None, [ctypes.c_int] * 3),
-        ("fake_place_on_host", None, [number]),
+        ("fake_place_on_host", None, [number, ctypes.c_int]),
         ("fake_set_copy_cost", None, [ctypes.c_double] * 2),
         ("fake_set_driver_version", None, [ctypes.c_int]),
         ("fake_alloc", None, [number, size, pointer]),
@@ -66,6 +66,7 @@ def load() -> ctypes.CDLL:
         ("fake_forget", None, [number]),
         ("fake_allow_undeclared", None, [ctypes.c_int]),
         ("fake_kernel", None, [pointer, ctypes.c_double, accesses, size]),
+        ("fake_launch", None, [pointer, ctypes.c_double, accesses, size]),
         ("fake_order", None, [pointer, pointer]),
         ("fake_complete", ctypes.c_int, [pointer]),
         ("fake_run_all", None, []),
@@ -81,6 +82,8 @@ def load() -> ctypes.CDLL:
         ("fake_hang_node", None, [ctypes.c_int]),
         ("fake_let_go", None, [ctypes.c_int]),
         ("fake_set_capturing", None, [ctypes.c_int]),
+        ("fake_unsafe", ctypes.c_int, [ctypes.c_char_p]),
+        ("fake_set_queue", None, [size]),
         ("fake_reuse_handles", None, []),
         ("fake_first_multiprocessor", ctypes.c_uint, [pointer]),
         ("fake_num_multiprocessors", ctypes.c_uint, [pointer]),
@@ -90,6 +93,8 @@ def load() -> ctypes.CDLL:
         ("fake_leaks", ctypes.c_char_p, []),
         ("fake_calls", number, [ctypes.c_char_p]),
         ("fake_staged_copies", number, []),
+        ("fake_pageable_copies", number, []),
+        ("fake_full_queues", number, []),
     ]:
         function = getattr(library, name)
         function.restype, function.argtypes = result, parameters
@@ -272,9 +277,9 @@ class FakeCuda:
             raise RuntimeError(f"cuCtxEnablePeerAccess failed with {error}")
         self.call("cuCtxSetCurrent", before)
 
-    def place_on_host(self, address: int) -> None:
-        """For declared memory: it is the host's, which all devices reach."""
-        self.library.fake_place_on_host(address)
+    def place_on_host(self, address: int, *, pinned: bool = True) -> None:
+        """For declared memory: it is the host's, which all devices reach if it is pinned."""
+        self.library.fake_place_on_host(address, pinned)
 
     def set_copy_cost(self, latency_ns: float, bytes_per_ns: float) -> None:
         self.library.fake_set_copy_cost(latency_ns, bytes_per_ns)
