@@ -168,19 +168,17 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph,
 
 CUresult cuGraphUpload(CUgraphExec exec, CUstream stream) {
     return call("cuGraphUpload", Call::kWork, [&](Model& model) {
+        model.current_context();
         model.exec(exec);
-        Stream& its = model.stream(stream);
-        model.require_device_of(its);
-        model.issue(its, Work{}, 0);
+        model.issue(model.stream(stream), Work{}, 0);
         return kSuccess;
     });
 }
 
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
     return call("cuGraphLaunch", Call::kWork, [&](Model& model) {
-        Stream& its = model.stream(stream);
-        model.require_device_of(its);
-        launch(model, its, exec);
+        model.current_context();
+        launch(model, model.stream(stream), exec);
         return kSuccess;
     });
 }
