@@ -38,6 +38,7 @@ class HostWaits:
         self._thread = threading.local()
         # The line that runs the step under way, for layers that are not the user's own code.
         self._step: Line | None = None
+        self._is_silent = False
 
     @property
     def acting(self) -> bool:
@@ -66,9 +67,18 @@ class HostWaits:
         finally:
             self._thread.action = ""
 
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """A run of actions that a step on GPUs would not have; its waits do not count."""
+        self._is_silent, self._thread.action = True, "a trial"
+        try:
+            yield
+        finally:
+            self._is_silent, self._thread.action = False, ""
+
     def note(self, call: str) -> None:
         """The code that runs waits for a GPU, by this function."""
-        if called_by_runtime():
+        if self._is_silent or called_by_runtime():
             return
         line = line_of_user()
         if line is None:

@@ -52,6 +52,16 @@ def line_of_user() -> Line | None:
     return Line(Path(frame.f_code.co_filename).name, frame.f_lineno, inside)
 
 
+def line_of_error(error: BaseException) -> Line | None:
+    """The innermost line of the user's code that an error has passed; None without any."""
+    trace, found = error.__traceback__, None
+    while trace is not None:
+        if _is_users(trace.tb_frame):
+            found = Line(Path(trace.tb_frame.f_code.co_filename).name, trace.tb_lineno, "")
+        trace = trace.tb_next
+    return found
+
+
 def called_by() -> str:
     """The module of a library that the running code belongs to; empty for the user's own code."""
     frame = _caller()

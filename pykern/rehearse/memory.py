@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -15,8 +15,15 @@ from ..runtime.batch import Batch
 from ..runtime.mapped import Mapped
 from ..sizes.changes import PlannedStep, changes
 from ..sizes.estimates import Bytes, Estimate
+from .lines import line_of_error
 from .optimizers import like
 from .setting import Setting
+
+_COMPUTED = (
+    "bytes are those of the first microbatch, which the CPU computed, since the step looks at "
+    "values: {}"
+)
+_NO_STATE = "without the state of the optimizer, whose step could not be tried"
 
 
 @dataclass(frozen=True)
@@ -60,14 +67,11 @@ def fit_of(asked: Request, of: Design, made: Built, batch: Batch, at: Setting) -
     notes = [] if optimizer else ["no optimizer was made before the first step: without its state"]
     recompute: Any = arguments.pop("recompute")
     inputs = named or (args[0] if len(args) == 1 else args)
-    step = PlannedStep(inputs, target, of.plan.num_microbatches, recompute, arguments)
-    try:
-        found = step.estimate()
-    # A forward may look at values, which are missing here.
-    except Exception as error:
-        return Fit(
-            None, {}, [f"bytes are not known, since the model did not run without values: {error}"]
-        )
+    asked_for = PlannedStep(inputs, target, of.plan.num_microbatches, recompute, arguments)
+    step, found, told = _first_known(asked_for)
+    notes += told
+    if found is None:
+        return Fit(None, {}, notes)
     fit = Fit(found, _by_gpu(found, asked, at), notes)
     if fit.fits is not False:
         return fit
@@ -76,6 +80,38 @@ def fit_of(asked: Request, of: Design, made: Built, batch: Batch, at: Setting) -
     )
     change = next((name for name, then in tried if then.fits), None)
     return Fit(found, fit.memory, notes, change)
+
+
+def _first_known(step: PlannedStep) -> tuple[PlannedStep, Estimate | None, list[str]]:
+    """The first form of the step whose bytes are known, with them, and notes on that form.
+
+    A forward or an optimizer may look at values, as `.item()` does. Tensors without values cost
+    neither memory nor time, so they are tried before the CPU computes a microbatch.
+    """
+    reasons: list[str] = []
+    for form, notes in _forms(step):
+        try:
+            return form, form.estimate(), [note.format(reasons[0]) for note in notes]
+        except Exception as error:
+            reasons.append(_reason(error))
+    return step, None, [f"bytes are not known, since a microbatch did not run: {reasons[-1]}"]
+
+
+def _forms(step: PlannedStep) -> Iterator[tuple[PlannedStep, list[str]]]:
+    computed = replace(step, arguments=step.arguments | {"with_values": True})
+    yield step, []
+    yield computed, [_COMPUTED]
+    if step.arguments["optimizer"] is not None:
+        for form, notes in ((step, []), (computed, [_COMPUTED])):
+            arguments = form.arguments | {"optimizer": None}
+            yield replace(form, arguments=arguments), [*notes, _NO_STATE]
+
+
+def _reason(error: Exception) -> str:
+    # Where an optimizer's step raises, that is the cause of the error.
+    cause = error.__cause__ or error
+    line, text = line_of_error(cause), str(cause) or type(cause).__name__
+    return text if line is None else f"{text}, at {line}"
 
 
 def _arguments(asked: Request, of: Design, made: Built) -> dict[str, Any]:

@@ -129,6 +129,9 @@ class OnCpu(TorchFunctionMode):
                 each for each in all_tensors(args[1:2]) if each.dtype in (torch.bool, torch.uint8)
             ]
             return bool(masks) and self._is_on_gpu(args[0])
+        if name == "where":
+            # Places where a condition holds, whose number is not known; else a choice of two.
+            return len(args) == 1 and self._any_on_gpu(args)
         return name in _WAITS and bool(args) and self._any_on_gpu(args[:1])
 
     def _move(self, name: str, args: Any, kwargs: Any) -> Tensor:

@@ -126,7 +126,8 @@ class Watched(Feature):
 
     def _begin(self, batch: Batch) -> None:
         """Before the first step: its memory, and whose times are taken."""
-        with self._at.mode.paused():
+        # Layers of a trial may name GPUs, so the mode stays on.
+        with self._at.waits.trial():
             self.fit = fit_of(self.asked, self._of, self._made, batch, self._at)
         if self.fit.fits is False:
             raise ScriptEnds

@@ -31,9 +31,11 @@ from ..runtime.stage.stage import Stage
 from ..tensors.parameters import bytes_of, gradient_bytes, held_by
 from ..trace.routes import everywhere
 from .parameters import state_bytes
+from .with_values import WithValues
 from .without_values import WithoutValues
 
 _CPU = torch.device("cpu")
+_REMEDY = "If it looks at values, as .item() does, give with_values=True"
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
     balance: Balance | None = None,
     split_at: SplitAt | None = None,
     whole: Sequence[str] = (),
+    with_values: bool = False,
     **options: Any,
 ) -> Estimate:
     """The peak memory of each device of a pipeline in a training step.
@@ -118,6 +121,8 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
     memory; the plan says how many microbatches a device has in flight. The model may be made under
     `torch.device("meta")`, without weights, or be a real one, which is left alone. An allocator
     takes more: what it keeps in reserve, and what kernels use while they run, are not counted.
+    Fake tensors have no values: a forward that calls `.item()` or indexes by a mask raises, but
+    for `with_values=True`.
 
     Args:
         model: as for `Pipeline`.
@@ -134,6 +139,9 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
         balance: as for `Pipeline`, but for "time".
         split_at: as for `Pipeline`.
         whole: as for `Pipeline`.
+        with_values: whether the CPU computes the microbatch, with its memory and time, and the
+            optimizer's step, with copies of parameters. Sizes that depend on values are the
+            sample's.
         **options: for the schedule.
 
     Raises:
@@ -149,7 +157,7 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
             f"schedule must have backwards, got {schedule!r}. An estimate is of a training step"
         )
     plan, levels = choose_levels(chosen, recompute)
-    shapes = WithoutValues()
+    shapes = WithValues() if with_values else WithoutValues(_REMEDY)
     twin, sample, target = shapes.model(model), shapes.batch(sample), shapes.batch(target)
     with shapes.in_force():
         chain = open_model(twin, sample, plan.num_stages, split_at, whole)
@@ -161,11 +169,15 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
         of_stages = levels_of_stages(plan.num_stages, levels)
         losses = Losses.of_one(loss_fn, target)
         costs = measure_bytes(stages, (chain.first_input(sample),), losses, plan, of_stages)
+        held_alone = [
+            _of_parameters(stages_on(plan, stages, device), optimizer, shapes)
+            for device in range(plan.num_devices)
+        ]
     activations = most_held(plan, costs, of_stages)
     transfers = _transfers(plan, costs)
     return Estimate(
         [
-            Bytes(*_of_parameters(stages_on(plan, stages, device), optimizer), held, received)
+            Bytes(*held_alone[device], held, received)
             for device, (held, received) in enumerate(zip(activations, transfers, strict=True))
         ],
         plan,
@@ -201,14 +213,16 @@ def _require_arguments(
 
 
 def _of_parameters(
-    stages: Sequence[Stage], optimizer: Callable[[list[nn.Parameter]], Optimizer] | None
+    stages: Sequence[Stage],
+    optimizer: Callable[[list[nn.Parameter]], Optimizer] | None,
+    shapes: WithValues | WithoutValues,
 ) -> tuple[float, float, float]:
     """The bytes of parameters with buffers, of gradients, and of what the optimizer keeps."""
     parameters, buffers, trained = held_by(layer for of in stages for layer in of.originals)
     return (
         bytes_of([*parameters, *buffers]),
         gradient_bytes(trained),
-        0 if optimizer is None else state_bytes(optimizer, trained),
+        0 if optimizer is None else state_bytes(optimizer, shapes.trained(trained)),
     )
 
 

@@ -18,7 +18,7 @@ def state_bytes(
 
     Raises:
         TypeError: it returns something else.
-        ValueError: its step reads values of gradients, which are missing, or calls the model.
+        ValueError: its step reads values, which are missing, or calls the model.
     """
     if not parameters:
         return 0
@@ -32,7 +32,7 @@ def state_bytes(
         # The state is as large without, and refused where parameters are on no GPU.
         group.update({"capturable": False} if "capturable" in group else {})
     for parameter in parameters:
-        parameter.grad = torch.empty_like(parameter, dtype=gradient_dtype(parameter))
+        parameter.grad = torch.zeros_like(parameter, dtype=gradient_dtype(parameter))
     try:
         optimizer.step()
     except (RuntimeError, TypeError) as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -22,11 +22,18 @@ from ..notes import add_note
 from ..tensors.parameters import keep_gradient_dtype
 from ..tensors.trees import map_tensors
 
+_NOTE = "raised while the model ran without values, to count bytes"
+
 
 class WithoutValues:
-    """Makes such copies. A model and its batch must come from the same object."""
+    """Makes such copies. A model and its batch must come from the same object.
 
-    def __init__(self) -> None:
+    Args:
+        remedy: a sentence behind the note of errors.
+    """
+
+    def __init__(self, remedy: str = "") -> None:
+        self._note = f"{_NOTE}. {remedy}" if remedy else _NOTE
         from torch._subclasses import FakeTensorMode  # noqa: PLC0415 - takes long
 
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -40,11 +47,11 @@ class WithoutValues:
         logger = logging.getLogger("torch._subclasses.fake_tensor")
         was_disabled, logger.disabled = logger.disabled, True
         try:
-            with warnings.catch_warnings(), _as_on_gpus():
+            with warnings.catch_warnings(), as_on_gpus():
                 warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
                 yield
         except BaseException as error:
-            add_note(error, "raised while the model ran without values, to count bytes")
+            add_note(error, self._note)
             raise
         finally:
             logger.disabled = was_disabled
@@ -65,6 +72,10 @@ class WithoutValues:
         """The same tree of tensors, on the CPU."""
         return map_tensors(self._like, tree)
 
+    def trained(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """The parameters that an optimizer may write to: these, which have no values."""
+        return list(parameters)
+
     def _like(self, tensor: Tensor) -> Tensor:
         if not (tensor.is_floating_point() or tensor.is_complex()):
             return _real(tensor)
@@ -73,7 +84,8 @@ class WithoutValues:
         return fake.requires_grad_(tensor.requires_grad)
 
 
-def _as_on_gpus() -> AbstractContextManager[object]:
+def as_on_gpus() -> AbstractContextManager[object]:
+    """The caller's autocast for GPUs, as one for the CPU."""
     if not torch.is_autocast_enabled("cuda"):
         return nullcontext()
     return torch.autocast("cpu", dtype=torch.get_autocast_dtype("cuda"))

@@ -78,8 +78,10 @@ def test_masks_of_a_gpu_are_waited_for() -> None:
         x = torch.arange(4).cuda()
         assert x[x > 1].numel() == 2
         assert x[1:].numel() == 3
+        assert torch.where(x > 1, x, x + 1).numel() == 4
+        assert torch.where(x > 1)[0].numel() == 2
 
-    assert calls_that_wait(run) == ["getitem"]
+    assert calls_that_wait(run) == ["getitem", "where"]
 
 
 def test_a_tensor_that_moves_is_a_copy() -> None:

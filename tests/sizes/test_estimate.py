@@ -253,12 +253,51 @@ def test_an_optimizer_for_captures_has_the_state_of_another() -> None:
 def test_what_cannot_be_known_is_an_error_with_a_note() -> None:
     with pytest.raises(Exception, match="_local_scalar_dense") as raised:
         small(model=Branching())
-    assert "without values" in "".join(raised.value.__notes__)
+    told = "".join(raised.value.__notes__)
+    assert "without values" in told
+    assert "give with_values=True" in told
     for made in (torch.optim.Adafactor, torch.optim.LBFGS):
         with pytest.raises(ValueError, match="optimizer must step without values and without a"):
             small(optimizer=made)
     with pytest.raises(TypeError, match=r"optimizer must return a torch\.optim\.Optimizer"):
         small(optimizer=list)
+
+
+def test_a_model_that_looks_at_values_is_computed() -> None:
+    """It holds what the model holds that it branches to, and is left alone."""
+    model, other, x = Branching(), mlp(), torch.rand(8, 64)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    given = {"optimizer": torch.optim.AdamW, "sample": x, "target": x, "microbatches": 4}
+    state = torch.get_rng_state()
+    both = [small(model=[of], devices=1, with_values=True, **given) for of in (model, other)]
+    looks, plain = (each.devices[0] for each in both)
+    assert looks.parameters == plain.parameters
+    assert looks.optimizer == plain.optimizer > 0
+    # The sum, and a negative.
+    assert 0 <= looks.activations - plain.activations <= 4 * x.nbytes
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("recompute", [None, "stage"])
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1"])
+def test_values_change_no_bytes(schedule: str, recompute: Any) -> None:
+    model = nn.Sequential(mlp(3), nn.BatchNorm1d(64), nn.Dropout(), nn.Linear(64, 64))
+    x = torch.rand(8, 64)
+    given = {"schedule": schedule, "recompute": recompute, "optimizer": torch.optim.AdamW}
+    # A result of mse_loss keeps the memory of its squares, but for tensors without values.
+    given |= {"loss_fn": lambda y, target: (y - target).sum()}
+    both = [small(model=model, sample=x, target=x, with_values=of, **given) for of in (False, True)]
+    assert both[0].devices == both[1].devices
+
+
+def test_values_must_be_there() -> None:
+    with pytest.raises(ValueError, match='with_values must be False for a model on "meta"'):
+        small(model=mlp().to("meta"), with_values=True)
+    with pytest.raises(ValueError, match='with_values must be False for a sample or target on "m'):
+        small(sample=torch.rand(8, 64, device="meta"), with_values=True)
 
 
 WRONG: list[tuple[str, Any, str]] = [
