@@ -1,13 +1,12 @@
 """`pykern rehearse`: a training script, run unchanged on a box that is not there."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .errors import bad_input, errors_of
-from .reports import print_and_save, require_files, show_tables
+from .reports import HtmlFile, PictureFile, TraceFile, require_files, show
 from .values import number_option
 
 
@@ -30,6 +29,9 @@ def rehearse(
     json: Annotated[
         Path | None, typer.Option("--json", help="Write all of it here.", show_default="none")
     ] = None,
+    html: HtmlFile = None,
+    trace: TraceFile = None,
+    picture: PictureFile = None,
 ) -> None:
     """Run a training script for GPUs on a machine without any.
 
@@ -41,9 +43,12 @@ def rehearse(
         from ..boxes import load
         from ..rehearse.run import rehearse as run
 
-        require_files(json=json)
+        require_files(json=json, html=html, trace=trace, picture=picture)
         with errors_of(str(script)):
             found = run(str(script), arguments or [], load(box), steps)
-    print_and_save(partial(show_tables, found), (json, found.save))
+    if not found.passes and not found.timelines():
+        # The summary says why there are no times; the verdict is the exit status.
+        trace = picture = None
+    show(found, html, trace, picture, (json, found.save))
     if not found.passes:
         raise typer.Exit(1)

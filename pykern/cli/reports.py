@@ -13,7 +13,7 @@ import typer
 from .errors import bad_input
 
 if TYPE_CHECKING:
-    from ..profiling import Report
+    from ..profiling.drawn import WithTimelines
 
 HtmlFile = Annotated[
     Path | None,
@@ -58,10 +58,17 @@ def require_files(**files: Path | None) -> None:
             )
 
 
-def show(report: Report, html: Path | None, trace: Path | None, picture: Path | None) -> None:
-    """Prints the tables of a profile, and writes its files."""
+def show(
+    report: WithTimelines,
+    html: Path | None,
+    trace: Path | None,
+    picture: Path | None,
+    *more: tuple[Path | None, Callable[[Path], None]],
+) -> None:
+    """Prints the tables of a report with timelines, and writes its files."""
     print_and_save(
         partial(show_tables, report),
+        *more,
         (html, report.save_html),
         (trace, report.save_trace),
         (picture, report.save_picture),

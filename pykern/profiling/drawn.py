@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
+from ..plan import Action, Timeline
 from .tables import Sheet
 
 if TYPE_CHECKING:
@@ -57,3 +59,60 @@ class InTables(ABC):
         out = io.StringIO()
         Console(file=out, width=WIDTH, highlight=False).print(self)
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+class WithTimelines(InTables):
+    """Such a report with timelines, which can be drawn.
+
+    Attributes:
+        command: the command that prints it, which is the title of its page.
+    """
+
+    command: ClassVar[str]
+
+    @abstractmethod
+    def timelines(self) -> Mapping[str, Timeline]:
+        """The timelines by label, to be drawn one above the other."""
+
+    def held_by_action(self) -> Mapping[Action, float]:
+        """By action, how many bytes of activations more its device holds; empty if not known."""
+        return {}
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes one page that needs no network: tables, and timelines to zoom into.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from .page import save_page  # noqa: PLC0415 - drawings import rich
+
+        save_page(self.command, self.summary(), self.tables(), self.timelines(), path)
+
+    def save_picture(self, path: str | os.PathLike[str]) -> None:
+        """Draws the timelines one above the other.
+
+        Args:
+            path: the file, `.svg`, or with the extra `viz` `.png` or `.pdf`.
+
+        Raises:
+            ValueError: there is no timeline, or the file is of another kind.
+            ImportError: the file is not an SVG, and matplotlib is not installed.
+            OSError: the file cannot be written.
+        """
+        from ..plan.drawing import save_picture  # noqa: PLC0415 - it imports rich
+
+        save_picture(self.timelines(), path)
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes a Chrome trace for ui.perfetto.dev, with arrows between stages.
+
+        Counters have each device's microbatches in flight, and where they are known the activations
+        that it would hold.
+
+        Raises:
+            ValueError: there is no timeline.
+            OSError: the file cannot be written.
+        """
+        from ..plan.drawing import save_chrome_trace  # noqa: PLC0415 - it imports rich
+
+        save_chrome_trace(self.timelines(), path, self.held_by_action())

@@ -18,6 +18,7 @@ from .tables import Sheet
 
 
 def save_page(
+    title: str,
     summary: str,
     tables: Sequence[Sheet],
     timelines: Mapping[str, Timeline],
@@ -26,6 +27,7 @@ def save_page(
     """Writes the page.
 
     Args:
+        title: the name of the page.
         summary: a sentence about the step.
         tables: below the timelines.
         timelines: one above the other, by label; a label may be any string.
@@ -43,6 +45,7 @@ def save_page(
             "<", "\\u003c"
         ),
     }
+    page = page.replace("<!--title-->", _escaped(title))
     for place, content in parts.items():
         head, _, tail = page.partition(place)
         page = head + content + tail

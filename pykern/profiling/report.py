@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..columns import counted
-from ..plan import Step, Timeline, critical_path, simulate
+from ..plan import Action, Step, Timeline, critical_path, simulate
 from .causes import Causes, causes_of
 from .changes import Improvement, changes_of
-from .drawn import InTables
+from .drawn import WithTimelines
 from .observed import Observed
 from .tables import (
     Sheet,
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Report(InTables):
+class Report(WithTimelines):
     """Why a step takes its time, and what would shorten it. Its string has all tables.
 
     Attributes:
@@ -39,6 +38,8 @@ class Report(InTables):
         predicted: the simulated timeline with the measured costs.
         more: tables besides the usual ones.
     """
+
+    command = "pykern profile"
 
     seen: Observed
     causes: Causes
@@ -129,42 +130,9 @@ class Report(InTables):
         """Planned above measured."""
         return {"planned": self.predicted, "measured": self.seen.timeline}
 
-    def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes one page that needs no network: tables, and timelines to zoom into.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        from .page import save_page  # noqa: PLC0415 - drawings import rich
-
-        save_page(self.summary(), self.tables(), self.timelines(), path)
-
-    def save_picture(self, path: str | os.PathLike[str]) -> None:
-        """Draws planned above measured.
-
-        Args:
-            path: the file, `.svg`, or with the extra `viz` `.png` or `.pdf`.
-
-        Raises:
-            ValueError: the file is of another kind.
-            ImportError: the file is not an SVG, and matplotlib is not installed.
-            OSError: the file cannot be written.
-        """
-        from ..plan.drawing import save_picture  # noqa: PLC0415 - it imports rich
-
-        save_picture(self.timelines(), path)
-
-    def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes a Chrome trace for ui.perfetto.dev, with arrows between stages.
-
-        Counters have each device's microbatches in flight, and the activations that it would hold.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        from ..plan.drawing import save_chrome_trace  # noqa: PLC0415 - it imports rich
-
-        save_chrome_trace(self.timelines(), path, self.seen.held_by_action)
+    def held_by_action(self) -> Mapping[Action, float]:
+        """By action, the bytes of activations that its device would hold more."""
+        return self.seen.held_by_action
 
 
 def report_of(seen: Observed) -> Report:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..boxes import Box
-from ..plan import Plan
+from ..plan import Plan, Timeline
 from ..plan.files import write_text
-from ..profiling.drawn import InTables
+from ..profiling.drawn import WithTimelines
 from ..profiling.tables import Sheet
 from .host_waits import HostWait
 from .memory import Fit
@@ -52,7 +52,7 @@ class RehearsedPipeline:
 
 
 @dataclass(frozen=True)
-class Rehearsal(InTables):
+class Rehearsal(WithTimelines):
     """The findings of a rehearsal. Its string has all tables.
 
     Attributes:
@@ -60,6 +60,8 @@ class Rehearsal(InTables):
         pipelines: of the script, in the order of their making.
         waits: how often the host would wait for a GPU, by place.
     """
+
+    command = "pykern rehearse"
 
     box: Box
     pipelines: Sequence[RehearsedPipeline]
@@ -73,6 +75,33 @@ class Rehearsal(InTables):
     def tables(self) -> list[Sheet]:
         """All tables, in their order."""
         return list(sheets_of(self))
+
+    def timelines(self) -> dict[str, Timeline]:
+        """The predicted timeline of a step of each pipeline whose times are known."""
+        many = len(self.pipelines) > 1
+        return {
+            f"predicted, pipeline {number}" if many else "predicted": one.prediction.timeline
+            for number, one in enumerate(self.pipelines)
+            if not isinstance(one.prediction, str)
+        }
+
+    def save_picture(self, path: str | os.PathLike[str]) -> None:
+        """Draws the timelines: see `WithTimelines`."""
+        self._require_times("picture")
+        super().save_picture(path)
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes a Chrome trace: see `WithTimelines`."""
+        self._require_times("trace")
+        super().save_trace(path)
+
+    def _require_times(self, name: str) -> None:
+        reasons = (one.prediction for one in self.pipelines if isinstance(one.prediction, str))
+        if not self.timelines():
+            raise ValueError(
+                f"{name} must be of a step whose times are predicted, got none, since "
+                f"{next(reasons)}. Leave it out"
+            )
 
     def summary(self) -> str:
         """The verdict, and what it rests on."""

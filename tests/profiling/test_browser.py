@@ -100,7 +100,7 @@ def test_100_000_actions_cost_no_more_than_the_pixels(tmp_path: Path) -> None:
     plan = one_f_one_b(8, 3125)
     timeline = simulate(plan, Costs(1e5, 2e5))
     page = tmp_path / "page.html"
-    save_page("many actions", [], {"planned": timeline, "measured": timeline}, page)
+    save_page("many", "many actions", [], {"planned": timeline, "measured": timeline}, page)
     assert 2 * plan.num_actions == 100_000
     seen = shown(page, tmp_path)
     assert seen["errors"] == []

@@ -75,10 +75,11 @@ def test_the_page_needs_no_network(tmp_path: Path) -> None:
 def test_names_are_escaped(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     timeline = simulate(one_f_one_b(2, 2), Costs(1, 2))
-    save_page(HOSTILE, [Sheet(HOSTILE, (HOSTILE,), [(HOSTILE,)])], {HOSTILE: timeline}, path)
+    sheet = Sheet(HOSTILE, (HOSTILE,), [(HOSTILE,)])
+    save_page(HOSTILE, HOSTILE, [sheet], {HOSTILE: timeline}, path)
     page = Page(path)
     assert page.tags.count("script") == 2
-    assert sum("alert" in text for text in page.texts) == 4
+    assert sum("alert" in text for text in page.texts) == 6
     assert page.data["timelines"][0]["label"].startswith("</script><script>alert")
 
 

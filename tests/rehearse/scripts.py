@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,9 +36,11 @@ class Ended(NamedTuple):
     seen: Any
 
 
-def rehearse(script: Path, folder: Path, *arguments: str, box: str = "2x4090") -> Ended:
+def rehearse(
+    script: Path, folder: Path, *arguments: str, box: str = "2x4090", options: Sequence[str] = ()
+) -> Ended:
     into = folder / "seen.json"
-    command = [sys.executable, "-c", MAIN, "rehearse", str(script), "--box", box]
+    command = [sys.executable, "-c", MAIN, "rehearse", str(script), "--box", box, *options]
     done = _run([*command, "--json", str(into), "--", *arguments], folder)
     seen = json.loads(into.read_text()) if into.exists() else None
     return Ended(done.returncode, done.stdout, done.stderr, seen)

@@ -1,5 +1,6 @@
 """Scripts are rehearsed: waits by line, memory, errors, and missing pipelines."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,9 +41,11 @@ raise SystemExit("not reached: the rehearsal ends after three steps")
 
 
 @pytest.mark.timeout(120)
-def test_waits_are_told_by_line(tmp_path: Path) -> None:
+def test_waits_are_told_by_line_and_the_step_is_drawn(tmp_path: Path) -> None:
     script = written(tmp_path, SCRIPT)
-    seen = rehearse(script, tmp_path)
+    files = {end: tmp_path / f"step{end}" for end in (".html", ".json", ".svg")}
+    named = zip(("--html", "--trace", "--picture"), map(str, files.values()), strict=True)
+    seen = rehearse(script, tmp_path, options=[part for option in named for part in option])
     assert seen.status == 0, seen.err
     waits = {
         (one["line"], one["inside"], one["call"], one["action"]): one["times"]
@@ -66,7 +69,17 @@ def test_waits_are_told_by_line(tmp_path: Path) -> None:
     assert waits_in.startswith("F of stage 0: the host waits for a GPU at train.py:")
     # The layer that looks at values has lost neither bytes nor times.
     assert pipeline["fits"] is True
-    assert pipeline["prediction"]["step_ns"] > 0
+    predicted = pipeline["prediction"]["makespan_ns"]
+    page, picture = files[".html"].read_text(), files[".svg"].read_text()
+    assert "<title>pykern rehearse</title>" in page
+    assert '"label":"predicted"' in page
+    assert "predicted" in picture
+    events = json.loads(files[".json"].read_text())["traceEvents"]
+    actions = [event for event in events if event["ph"] == "X"]
+    # Two stages, four microbatches, F and B.
+    assert len(actions) == 2 * 4 * 2
+    first, last = min(of["ts"] for of in actions), max(of["ts"] + of["dur"] for of in actions)
+    assert last - first == pytest.approx(predicted / 1e3, rel=1e-3)
 
 
 SHARES = """
@@ -162,8 +175,12 @@ def test_a_box_without_rates_says_that_times_are_missing(tmp_path: Path) -> None
     rate, box = load("rtx3090x2"), tmp_path / "box.json"
     of = [replace(device, flops_per_ns=None) for device in rate.devices]
     save(replace(rate, devices=tuple(of)), box)
-    seen = rehearse(written(tmp_path, RATES), tmp_path, box=str(box))
-    assert seen.status == 0, seen.err
+    options = "--picture", str(tmp_path / "step.svg")
+    seen = rehearse(written(tmp_path, RATES), tmp_path, box=str(box), options=options)
+    # Nothing can be drawn, and all else is told.
+    assert seen.status == 2
+    assert "picture must be of a step whose times are predicted, got none" in seen.err
+    assert not (tmp_path / "step.svg").exists()
     (pipeline,) = seen.seen["pipelines"]
     assert pipeline["prediction"] is None
     assert "lacks operations per time" in pipeline["not_predicted"]
@@ -174,7 +191,13 @@ def test_a_box_without_rates_says_that_times_are_missing(tmp_path: Path) -> None
 @pytest.mark.timeout(120)
 def test_a_step_that_does_not_fit_is_told_with_the_cheapest_change(tmp_path: Path) -> None:
     """Weights that nobody touches take no memory here; each GPU would need 18 GiB, and state."""
-    seen = rehearse(written(tmp_path, TOO_LARGE), tmp_path, box="2x3090")
+    seen = rehearse(
+        written(tmp_path, TOO_LARGE),
+        tmp_path,
+        box="2x3090",
+        options=["--picture", str(tmp_path / "step.svg")],
+    )
+    # Without a step there are no times to draw.
     assert seen.status == 1, seen.err
     (pipeline,) = seen.seen["pipelines"]
     assert pipeline["fits"] is False
