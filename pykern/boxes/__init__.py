@@ -1,6 +1,6 @@
 """Profiles of boxes: the memory, speeds and links of their devices, measured or published."""
 
-from .box import Box, BoxDevice, BoxHost, BoxLink
+from .box import Box, BoxDevice, BoxHost, BoxLink, RateBySize
 from .files import load, published, save
 from .heat_map import save_heat_map
 from .links import over_links, slowest
@@ -10,6 +10,7 @@ __all__ = [
     "BoxDevice",
     "BoxHost",
     "BoxLink",
+    "RateBySize",
     "load",
     "over_links",
     "published",

@@ -7,10 +7,25 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TypeVar
 
-VERSION = 2
+VERSION = 3
 MEASURED, PUBLISHED = "measured", "published, not measured"
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RateBySize:
+    """The bandwidth of messages of one size.
+
+    Attributes:
+        num_bytes: The size.
+        bytes_per_ns: The bandwidth while nothing else is on its way.
+        both_ways: The bandwidth of each direction while both are under way; None if unknown.
+    """
+
+    num_bytes: int
+    bytes_per_ns: float
+    both_ways: float | None = None
 
 
 @dataclass(frozen=True)
@@ -24,6 +39,9 @@ class BoxDevice:
         flops_per_ns: Dense operations in bfloat16, at most; in float32 for a core of a CPU.
         capability: The compute capability of a GPU, such as (9, 0).
         num_processors: The number of its streaming multiprocessors.
+        numa_node: The NUMA node of the host that it is attached to.
+        from_host: By size, copies from pinned memory of the host; empty if they are not known.
+        to_host: The same of copies to pinned memory.
     """
 
     name: str
@@ -32,6 +50,9 @@ class BoxDevice:
     flops_per_ns: float | None
     capability: tuple[int, int] | None
     num_processors: int | None
+    numa_node: int | None = None
+    from_host: tuple[RateBySize, ...] = ()
+    to_host: tuple[RateBySize, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,11 +63,16 @@ class BoxLink:
         groups: Numbers of devices.
         bytes_per_ns: The bandwidth of a long message; the same number in GB/s.
         latency_ns: The time of a message beyond that of its bytes.
+        by_size: The bandwidth of shorter and longer messages; empty if it is not known.
+        copy_slows: The time of a device's matrix products beside messages over the link, by their
+            time alone; None if it is not known.
     """
 
     groups: tuple[tuple[int, ...], ...]
     bytes_per_ns: float
     latency_ns: float
+    by_size: tuple[RateBySize, ...] = ()
+    copy_slows: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +93,7 @@ class Box:
     """A profile of a box.
 
     Attributes:
-        version: The version of the form; 2.
+        version: The version of the form; 3.
         name: The name of the box.
         basis: "measured", or "published, not measured".
         sources: The papers, data sheets or commands that say so.
@@ -117,8 +143,13 @@ class Box:
         }
         for key, part in parts.items():
             for name, value in vars(part).items():
-                if isinstance(value, int | float):
+                # Nodes are numbers from 0.
+                if isinstance(value, int | float) and name != "numa_node":
                     yield f"{key}.{name}", value
+                elif isinstance(value, tuple):
+                    for place, of in enumerate(value):
+                        if isinstance(of, RateBySize):
+                            yield from _numbers_of(of, f"{key}.{name}[{place}]")
 
     def require_devices(self, count: int) -> None:
         """Refuses more devices than there are."""
@@ -150,6 +181,12 @@ class Box:
         ]
         name = f"{count} of {self.name}" if count < len(self.devices) else self.name
         return replace(self, name=name, devices=self.devices[:count], links=tuple(links))
+
+
+def _numbers_of(rate: RateBySize, key: str) -> Iterator[tuple[str, float]]:
+    for name, value in vars(rate).items():
+        if value is not None:
+            yield f"{key}.{name}", value
 
 
 def _below(count: int, group: tuple[int, ...]) -> tuple[int, ...]:

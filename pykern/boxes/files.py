@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ..one_of import require_one_of
 from ..plan.files import write_text
@@ -15,6 +16,7 @@ from ..plan.files.typed_json import from_text
 from .box import VERSION, Box
 
 _PUBLISHED = Path(__file__).with_name("published")
+_OLDER = 2
 # Such as 4x4090.
 _COUNTED = re.compile(r"([0-9]{1,3})x([a-z0-9]+)")
 
@@ -46,7 +48,9 @@ def load(file_or_name: str | os.PathLike[str]) -> Box:
         text = path.read_text(encoding="utf-8")
         content = read_json(text)
         version = content.get("version") if isinstance(content, dict) else None
-        if version != VERSION:
+        if version == _OLDER:
+            text = json.dumps(_as_now(content))
+        elif version != VERSION:
             raise ValueError(f"version must be {VERSION}, got {shown(version)}")
         return from_text(Box, text)
     except ValueError as error:
@@ -54,6 +58,19 @@ def load(file_or_name: str | os.PathLike[str]) -> Box:
             f"{path.name} must be the profile of a box, got another file: {error}. Write one with "
             "pykern topo --json"
         ) from error
+
+
+def _as_now(content: dict[str, Any]) -> dict[str, Any]:
+    """The content of a file of version 2, which lacks rates by size and NUMA nodes."""
+    added: dict[str, dict[str, Any]] = {
+        "devices": {"numa_node": None, "from_host": [], "to_host": []},
+        "links": {"by_size": [], "copy_slows": None},
+    }
+    for key, values in added.items():
+        parts = content.get(key)
+        if isinstance(parts, list) and all(isinstance(part, dict) for part in parts):
+            content[key] = [values | part for part in parts]
+    return content | {"version": VERSION}
 
 
 def _with(device: str) -> str:

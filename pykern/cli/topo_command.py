@@ -17,7 +17,7 @@ from .values import BoxProfile
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..boxes import Box
+    from ..boxes import Box, RateBySize
     from ..topo import MeasuredLink, Topology
 
 # The most caches that are alike and still named by their CPUs: a box may have hundreds.
@@ -55,9 +55,9 @@ def topo(
             from ..topo import as_box, measure
 
             found = measure()
-            rows = [*_rows(found), *_gpu_rows(found)]
-            tables = partial(_print, rows, list(_link_rows(found)), found)
             profile = as_box(found)
+            rows = [*_rows(found), *_gpu_rows(found), *_size_rows(profile)]
+            tables = partial(_print, rows, list(_link_rows(found)), found)
     print_and_save(
         tables, (json, partial(save, profile)), (heatmap, partial(save_heat_map, profile))
     )
@@ -93,14 +93,49 @@ def _box_rows(box: "Box") -> Iterator[tuple[str, str]]:
             f"{device.flops_per_ns / 1e3:g} TFLOP/s" if device.flops_per_ns else "",
         ]
         yield f"device {number}", ", ".join(fact for fact in facts if fact)
+        if device.numa_node is not None:
+            yield f"device {number} is near", f"NUMA node {device.numa_node}"
+        for way, rates in (("from", device.from_host), ("to", device.to_host)):
+            if rates:
+                yield f"device {number} {way} host", _sizes(rates)
     for link in box.links:
         among = "; ".join(" ".join(map(str, group)) for group in link.groups)
         rate, latency = link.bytes_per_ns, link.latency_ns / 1000
         yield f"between {among}", f"{rate:g} GB/s one way, {latency:g} µs"
+        if link.by_size:
+            yield f"between {among} by size", _sizes(link.by_size)
+        if link.copy_slows:
+            yield f"between {among} beside products", f"these take {link.copy_slows:.2f} x"
     if box.host.bytes_per_ns:
         yield "host and a device", f"{box.host.bytes_per_ns:g} GB/s one way"
     for source in box.sources:
         yield "source", source
+
+
+def _size_rows(profile: "Box") -> Iterator[tuple[str, str]]:
+    """The rows of GPUs' copies by size."""
+    for number, device in enumerate(profile.devices):
+        for way, rates in (("from", device.from_host), ("to", device.to_host)):
+            if rates:
+                yield f"GPU {number} {way} host", _sizes(rates)
+    for link in profile.links:
+        if any(rate.both_ways for rate in link.by_size):
+            yield f"GPUs {' and '.join(map(str, link.groups[0]))} by size", _sizes(link.by_size)
+
+
+def _sizes(rates: "Sequence[RateBySize]") -> str:
+    """Bandwidths by size, those of both directions in brackets."""
+    texts = (
+        f"{_size(rate.num_bytes)} {rate.bytes_per_ns:.3g}"
+        + (f" [{rate.both_ways:.3g}]" if rate.both_ways else "")
+        for rate in rates
+    )
+    told = " [while both send]" if any(rate.both_ways for rate in rates) else ""
+    return f"{', '.join(texts)} GB/s{told}"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes >> 20} MiB" if num_bytes >= 1 << 20 else f"{num_bytes >> 10} KiB"
 
 
 def _rows(found: "Topology") -> Iterator[tuple[str, str]]:
@@ -121,7 +156,9 @@ def _gpu_rows(found: "Topology") -> Iterator[tuple[str, str]]:
         name = f"GPU {number}"
         major, minor = gpu.capability
         memory = gpu.memory_bytes / 2**30
-        yield name, f"{gpu.name}, {memory:.0f} GiB, {gpu.num_processors} SMs, sm_{major}{minor}"
+        near = "" if gpu.numa_node is None else f", near NUMA node {gpu.numa_node}"
+        sms = f"{gpu.num_processors} SMs, sm_{major}{minor}"
+        yield name, f"{gpu.name}, {memory:.0f} GiB, {sms}{near}"
         rate, flops = gpu.memory_bytes_per_ns, gpu.flops_per_ns / 1e3
         half = "bfloat16" if major >= 8 else "float16"
         yield f"{name} rates", f"{rate:.0f} GB/s of memory, {flops:.1f} TFLOP/s in {half}"
@@ -146,9 +183,10 @@ def _link_rows(found: "Topology") -> Iterator[tuple[str, str]]:
         facts = [
             f"{max(link.bytes_per_ns.values()):.1f} GB/s",
             f"{link.latency_ns / 1000:.1f} µs for 4 KiB",
-            f"{link.both_ways:.1f} GB/s while both send",
+            f"{max(link.both_ways.values()):.1f} GB/s while both send",
             f"{link.among_all:.1f} GB/s while all send" if link.among_all else "",
             f"{link.by_kernel:.1f} GB/s by a kernel" if link.by_kernel else "",
+            f"products beside it take {link.copy_slows:.2f} x",
             "direct" if link.is_direct else "by the host",
             found.managed.ways.get((min(_ends(link)), max(_ends(link))), ""),
             "" if link.arrives else "WRONG BYTES ARRIVE",

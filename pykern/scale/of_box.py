@@ -1,6 +1,6 @@
 """A box of a profile, as those that a cluster is made of."""
 
-from pykern.boxes import Box, slowest
+from pykern.boxes import Box, BoxDevice, slowest
 from pykern.boxes.box import known
 from pykern.scale.cluster import COLLECTIVE_NS, NETWORK, REACHED, Cluster, Gpu, Link
 
@@ -8,7 +8,8 @@ from pykern.scale.cluster import COLLECTIVE_NS, NETWORK, REACHED, Cluster, Gpu, 
 def cluster_of(box: Box) -> Cluster:
     """Boxes like this one, with a network card of 400 Gb/s for each device.
 
-    A ring is as fast as the slowest link between two devices of the box.
+    A ring is as fast as the slowest link between two devices of the box. Measured rates of equal
+    devices differ a little, and the slowest counts.
 
     Raises:
         ValueError: Devices differ, a value that the prediction needs is not known, or two devices
@@ -16,19 +17,23 @@ def cluster_of(box: Box) -> Cluster:
     """
     device = box.devices[0]
     for number, other in enumerate(box.devices):
-        if other != device:
+        if _kind(other) != _kind(device):
             raise ValueError(
                 f"devices[{number}] of the box must be like devices[0], got {other.name!r}. Take a "
                 "box of equal GPUs"
             )
     gpu = Gpu(
-        known(device.flops_per_ns, "flops_per_ns"),
+        min(known(each.flops_per_ns, "flops_per_ns") for each in box.devices),
         REACHED,
-        known(device.memory_bytes, "memory_bytes"),
-        known(device.memory_bytes_per_ns, "memory_bytes_per_ns"),
+        min(known(each.memory_bytes, "memory_bytes") for each in box.devices),
+        min(known(each.memory_bytes_per_ns, "memory_bytes_per_ns") for each in box.devices),
     )
     found = slowest(box)
     inside = (
         Link(found.bytes_per_ns, found.latency_ns) if found else Link(gpu.memory_bytes_per_ns, 0.0)
     )
     return Cluster(gpu, len(box.devices), inside, NETWORK, COLLECTIVE_NS)
+
+
+def _kind(device: BoxDevice) -> tuple[object, ...]:
+    return device.name, device.capability, device.num_processors

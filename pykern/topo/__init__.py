@@ -2,7 +2,8 @@
 
 from .as_box import as_box
 from .box import Topology, measure
-from .gpus import MeasuredGpu, MeasuredLink
+from .gpus import MeasuredGpu
+from .links import MeasuredLink
 from .nvml import GpuState, Managed
 
 __all__ = [

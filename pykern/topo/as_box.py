@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from ..boxes import Box, BoxDevice, BoxHost, BoxLink
+from collections.abc import Mapping, Sequence
+
+from ..boxes import Box, BoxDevice, BoxHost, BoxLink, RateBySize
 from ..boxes.box import MEASURED, VERSION
 from .box import Topology
-from .gpus import MeasuredLink
+from .links import MeasuredLink
 
 
 def as_box(found: Topology) -> Box:
@@ -25,6 +27,9 @@ def as_box(found: Topology) -> Box:
                 gpu.flops_per_ns,
                 gpu.capability,
                 gpu.num_processors,
+                gpu.numa_node,
+                _by_size(gpu.from_host),
+                _by_size(gpu.to_host),
             )
             for gpu in found.gpus
         ]
@@ -34,7 +39,8 @@ def as_box(found: Topology) -> Box:
         rate = found.copy_bytes_per_ns[max(found.copy_bytes_per_ns)]
         core = BoxDevice("CPU core", None, rate, found.flops_per_ns, None, None)
         devices = [core] * found.cores
-        links = [BoxLink((tuple(range(found.cores)),), rate, found.handover_ns)]
+        sizes = _by_size(found.copy_bytes_per_ns)
+        links = [BoxLink((tuple(range(found.cores)),), rate, found.handover_ns, sizes)]
     sources = ("pykern topo",)
     return Box(VERSION, name, MEASURED, sources, tuple(devices), tuple(links), host)
 
@@ -49,6 +55,24 @@ def _links(measured: tuple[MeasuredLink, ...]) -> list[BoxLink]:
             (ends,),
             min(max(link.bytes_per_ns.values()) for link in ways),
             max(link.latency_ns for link in ways),
+            _by_size(
+                _slower([link.bytes_per_ns for link in ways]),
+                _slower([link.both_ways for link in ways]),
+            ),
+            max(link.copy_slows for link in ways),
         )
         for ends, ways in both.items()
     ]
+
+
+def _slower(rates: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    return {size: min(of[size] for of in rates) for size in rates[0]}
+
+
+def _by_size(
+    rates: Mapping[int, float], both_ways: Mapping[int, float] | None = None
+) -> tuple[RateBySize, ...]:
+    return tuple(
+        RateBySize(size, rate, None if both_ways is None else both_ways[size])
+        for size, rate in rates.items()
+    )

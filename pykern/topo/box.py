@@ -11,7 +11,8 @@ import torch
 from ..cgroup import usable_cores
 from ..tuning.overheads import handover_ns
 from .copies import SIZES, copy_bytes_per_ns, flops_per_ns
-from .gpus import MeasuredGpu, MeasuredLink, gpus, links, uuids
+from .gpus import MeasuredGpu, gpus, uuids
+from .links import MeasuredLink, links
 from .nvml import Managed, managed
 from .system import Cache, Node, caches, nodes
 

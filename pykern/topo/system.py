@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SYSTEM = Path("/sys/devices/system")
+DEVICES = Path("/sys/bus/pci/devices")
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,18 @@ def nodes(system: Path = SYSTEM) -> tuple[Node, ...]:
         for entry in (system / "node").glob("node[0-9]*")
     ]
     return tuple(sorted(found, key=lambda node: node.number))
+
+
+def node_of_device(address: str, devices: Path = DEVICES) -> int | None:
+    """The NUMA node that a device is attached to; None if Linux does not tell.
+
+    Args:
+        address: its place on the PCI bus, such as 0000:3b:00.0.
+        devices: the folder of all.
+    """
+    found = _text(devices / address / "numa_node")
+    # Linux writes -1 on a machine with a single node.
+    return int(found) if found.isdecimal() else None
 
 
 def _text(file: Path) -> str:

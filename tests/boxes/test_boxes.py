@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from pykern import boxes
-from pykern.boxes import Box, BoxDevice, BoxHost, BoxLink, load, save
+from pykern.boxes import Box, BoxDevice, BoxHost, BoxLink, RateBySize, load, save
 from pykern.cli import app
 from pykern.scale import DGX_H100, Job, Layout, Transformer, cluster_of, predict
 from pykern.topo import MeasuredGpu, MeasuredLink, Topology, as_box
@@ -58,7 +59,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
         BoxDevice("other", None, 3, None, None, None),
     )
     links = (BoxLink(((0, 1),), 1.5, 10.0),)
-    box = Box(2, "mine", "measured", (), devices, links, BoxHost(4, None))
+    box = Box(3, "mine", "measured", (), devices, links, BoxHost(4, None))
     save(box, tmp_path / "box.json")
     assert load(tmp_path / "box.json") == box
     assert box.link(0, 1) == links[0]
@@ -77,7 +78,7 @@ def changed(content: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "told"),
     [
-        ("version", 1, "version must be 2, got 1"),
+        ("version", 1, "version must be 3, got 1"),
         ("basis", "guessed", "basis must be 'measured' or"),
         ("devices", [], "devices must be at least one"),
         ("devices.1.memory_bytes", "24", r"devices\[1\].memory_bytes must be a float, got '24'"),
@@ -88,6 +89,9 @@ def changed(content: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("links.0.groups", [[0, 0]], r"links\[0\].groups\[0\] must have different devices"),
         ("host.cores", 1.5, r"host.cores must be a int, got 1.5"),
         ("host", {}, r"host must have the keys \['bytes_per_ns', 'cores'\]"),
+        ("devices.0.numa_node", 0.5, r"devices\[0\].numa_node must be a int, got 0.5"),
+        ("links.0.by_size", [{"num_bytes": 0, "bytes_per_ns": 1.0, "both_ways": None}],
+         r"links\[0\].by_size\[0\].num_bytes must be a finite number above 0, got 0"),
         ("colour", "red", "the value must have the keys"),
     ],
 )  # fmt: skip
@@ -113,28 +117,58 @@ def test_an_unknown_name_is_refused_with_the_one_that_was_meant(tmp_path):
         load(tmp_path / "nowhere.json")
 
 
-def test_a_measured_machine_is_a_box():
+def test_a_measured_machine_is_a_box(tmp_path):
     rates = {4096: 1.0, 65536: 20.0}
     back = {4096: 1.0, 65536: 10.0}
-    gpu = MeasuredGpu("a GPU", 80, 132, (9, 0), rates, back, 5.0, 1.0, 2000.0, 7e5)
+    gpu = MeasuredGpu("a GPU", 80, 132, (9, 0), rates, back, 5.0, 1.0, 2000.0, 7e5, 1)
+    both = [{4096: 1.5, 65536: 30.0}, {4096: 1.0, 65536: 35.0}]
     ways = [
-        MeasuredLink(0, 1, True, True, 900.0, {4096: 2.0, 65536: 40.0}, 30.0, 0.0, 35.0),
-        MeasuredLink(1, 0, True, True, 800.0, {4096: 2.0, 65536: 50.0}, 30.0, 0.0, 35.0),
+        MeasuredLink(0, 1, True, True, 900.0, {4096: 2.0, 65536: 40.0}, both[0], 0.0, 35.0, 1.1),
+        MeasuredLink(1, 0, True, True, 800.0, {4096: 3.0, 65536: 50.0}, both[1], 0.0, 35.0, 1.2),
     ]
     found = Topology(2, (), (), {4096: 9.5, 65536: 8.0}, 2500.0)
     box = as_box(replace(found, gpus=(gpu, gpu), links=tuple(ways)))
-    assert box.devices == (BoxDevice("a GPU", 80, 2000.0, 7e5, (9, 0), 132),) * 2
-    assert box.links == (BoxLink(((0, 1),), 40.0, 900.0),)
+    by_host = [(RateBySize(4096, 1.0), RateBySize(65536, of)) for of in (20.0, 10.0)]
+    assert box.devices == (BoxDevice("a GPU", 80, 2000.0, 7e5, (9, 0), 132, 1, *by_host),) * 2
+    # The slower one of two directions counts.
+    sizes = RateBySize(4096, 2.0, 1.0), RateBySize(65536, 40.0, 30.0)
+    assert box.links == (BoxLink(((0, 1),), 40.0, 900.0, sizes, 1.2),)
     assert box.host == BoxHost(2, 10.0)
     cores = as_box(found)
     assert cores.devices == (BoxDevice("CPU core", None, 8.0, None, None, None),) * 2
-    assert cores.link(0, 1) == BoxLink(((0, 1),), 8.0, 2500.0)
+    sizes = RateBySize(4096, 9.5), RateBySize(65536, 8.0)
+    assert cores.link(0, 1) == BoxLink(((0, 1),), 8.0, 2500.0, sizes)
+    # The file and the table keep all sizes.
+    save(box, tmp_path / "box.json")
+    assert load(tmp_path / "box.json") == box
+    shown = CliRunner().invoke(app, ["topo", "--box", str(tmp_path / "box.json")]).stdout
+    assert "between 0 1 by size: 4 KiB 2 [1], 64 KiB 40 [30] GB/s [while both send]" in shown
+    assert "between 0 1 beside products: these take 1.20 x" in shown
+    assert "device 1 from host: 4 KiB 1, 64 KiB 20 GB/s" in shown
+    assert "device 1 is near: NUMA node 1" in shown
     # Rates were missing from every measured box, so that nothing was predicted for it.
     assert cluster_of(box).gpu.flops_per_ns == 7e5
     assert as_box(replace(found, flops_per_ns=50.0)).devices[0].flops_per_ns == 50.0
     unknown = replace(box.devices[0], flops_per_ns=None)
     with pytest.raises(ValueError, match="the box must tell its flops_per_ns for a prediction"):
         cluster_of(replace(box, devices=(unknown, unknown)))
+
+
+def test_equal_gpus_whose_measured_rates_differ_are_a_cluster():
+    """Two GPUs of a measured box are never equal to the last digit, and all were refused."""
+    box = load("rtx3090x2")
+    slower = replace(box.devices[1], memory_bytes_per_ns=900.0, numa_node=0)
+    found = cluster_of(replace(box, devices=(box.devices[0], slower)))
+    assert found.gpu == replace(cluster_of(box).gpu, memory_bytes_per_ns=900.0)
+
+
+def test_a_file_of_the_version_before_is_read(tmp_path):
+    content = json.loads((Path(boxes.__file__).parent / "published/rtx3090x2.json").read_text())
+    assert content["version"] == 2
+    (tmp_path / "box.json").write_text(json.dumps(content))
+    box = load(tmp_path / "box.json")
+    assert box == load("rtx3090x2")
+    assert (box.version, box.links[0].by_size, box.devices[0].numa_node) == (3, (), None)
 
 
 def test_boxes_that_scale_cannot_take_are_refused(content):

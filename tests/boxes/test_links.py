@@ -15,7 +15,7 @@ from pykern.plan import Costs, save_plan, simulate, with_replicas
 DEVICE = BoxDevice("a GPU", 8e9, None, None, None, None)
 FAST, SLOW = BoxLink(((0, 1), (2, 3)), 100.0, 1_000.0), BoxLink(((1, 2),), 10.0, 5_000.0)
 # A chain: nothing joins its ends.
-BOX = Box(2, "a chain", "measured", (), (DEVICE,) * 4, (FAST, SLOW), BoxHost(None, None))
+BOX = Box(3, "a chain", "measured", (), (DEVICE,) * 4, (FAST, SLOW), BoxHost(None, None))
 TIMES = Costs(7_000, 14_000)
 
 

@@ -156,7 +156,8 @@ def competing_threads(random: Random) -> Report:
     Real ones do so by how much a busy machine lets them, so sleeps stand for what they lose.
     """
     layers = [Competes(SLEEP_S) for _ in range(2)]
-    with torch_threads(random.randint(2, 8)):
+    # Each worker gets half of them.
+    with torch_threads(random.randint(4, 8)):
         return profiled(layers, random.randint(6, 10), devices="cpu:2")
 
 

@@ -1,15 +1,16 @@
 """`pykern topo` reads what Linux lists, and prints a line for each thing measured."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from pykern.cli import app
-from pykern.topo import Topology
+from pykern.topo import Topology, gpus
 from pykern.topo.copies import copy_bytes_per_ns, flops_per_ns
-from pykern.topo.system import Cache, Node, caches, cpus_in, nodes
+from pykern.topo.system import Cache, Node, caches, cpus_in, node_of_device, nodes
 
 
 def _write(folder: Path, **texts: str) -> None:
@@ -88,3 +89,18 @@ def test_the_command_prints_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = CliRunner().invoke(app, ["topo"]).stdout
     for text in ("2 usable", "8M, CPUs 0-1", "NUMA node 0", "4 KiB", "9.5 GB/s", "2.5 µs"):
         assert text in printed
+
+
+def test_a_gpu_is_near_the_node_that_linux_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for address, node in (("0000:3b:00.0", "1"), ("0001:00:1f.0", "-1")):
+        _write(tmp_path / address, numa_node=node)
+    assert node_of_device("0000:3b:00.0", tmp_path) == 1
+    assert node_of_device("0001:00:1f.0", tmp_path) is None
+    assert node_of_device("0000:00:00.0", tmp_path) is None
+    asked: list[str] = []
+    monkeypatch.setattr(gpus, "node_of_device", asked.append)
+    gpus._numa_node(SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0))
+    assert asked == ["0000:3b:00.0"]
+    assert gpus._numa_node(SimpleNamespace(pci_bus_id=0x3B)) is None
