@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..cgroup import limits
 from .cores import cores
 from .diagnosis import Diagnosis, Fact
-from .gpus import gpus
+from .gpus import gpus, has_gpus
 from .limits import limits_of_process
 from .versions import versions
 
@@ -15,7 +15,7 @@ def examine() -> Diagnosis:
 
     The last fact is a step of a small pipeline on two CPU workers, compared with the plain model.
     """
-    facts = [*versions()]
+    facts = [*versions(has_gpus=has_gpus())]
     found = limits()
     if any(fact.stops for fact in facts):
         return Diagnosis([*facts, *gpus(None), *limits_of_process(found)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from .. import _C
 from ..columns import counted
@@ -29,6 +29,51 @@ def gpus(torch_cuda: str | None) -> Iterator[Fact]:
         yield Fact(f"cuda:{number}", f"{name}, {num_sms} multiprocessors")
     if len(devices) > 1:
         yield of_peers(len(devices))
+        if torch_cuda is not None and served_to_torch():
+            yield of_bytes(changed_pairs(len(devices)))
+
+
+def has_gpus() -> bool:
+    """Whether the driver shows any device."""
+    try:
+        return bool(_C.cuda_devices())
+    except RuntimeError:
+        return False
+
+
+def served_to_torch() -> bool:
+    """Whether torch can use the devices."""
+    import torch  # noqa: PLC0415 - it may be missing
+
+    return torch.cuda.is_available()
+
+
+def changed_pairs(num_devices: int) -> list[str]:
+    """The pairs of devices between which torch's copies do not arrive as they were sent."""
+    import torch  # noqa: PLC0415 - it may be missing
+
+    from ..runtime.gpu.peers import pattern_of  # noqa: PLC0415 - needs torch
+
+    changed = []
+    for sender in range(num_devices):
+        sent = pattern_of(sender)
+        there = sent.to(f"cuda:{sender}")
+        for receiver in range(num_devices):
+            if receiver != sender and not torch.equal(there.to(f"cuda:{receiver}").cpu(), sent):
+                changed.append(f"{sender} to {receiver}")
+    return changed
+
+
+def of_bytes(changed: Sequence[str]) -> Fact:
+    """Whether bytes arrive: some boards and IOMMUs change them without an error."""
+    name = "bytes between devices"
+    if not changed:
+        return Fact(name, "arrive as they were sent")
+    problem = (
+        "Direct copies change bytes, which pykern avoids and torch does not: disable the IOMMU or "
+        "ACS in the BIOS."
+    )
+    return Fact(name, f"CHANGED from {', '.join(changed)}", problem)
 
 
 def of_driver(served: str, torch_cuda: str | None, num_devices: int) -> Fact:

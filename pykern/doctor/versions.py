@@ -14,11 +14,15 @@ from .diagnosis import Fact
 OLDEST_TORCH = (2, 11)
 
 
-def versions() -> Iterator[Fact]:
-    """A fact for each."""
+def versions(*, has_gpus: bool = False) -> Iterator[Fact]:
+    """A fact for each.
+
+    Args:
+        has_gpus: whether the driver shows GPUs.
+    """
     yield Fact("Python", f"{platform.python_version()} ({platform.python_implementation()})")
     yield of_torch(installed("torch"))
-    yield Fact("Triton", installed("triton") or "not installed; GPU kernels need it")
+    yield of_triton(installed("triton"), has_gpus=has_gpus)
     yield Fact("numpy", installed("numpy") or "not installed; safetensors checkpoints need it")
     yield of_core(_C.compiler, optimised=_C.optimised, nvtx=_C.nvtx_built)
 
@@ -42,6 +46,17 @@ def of_torch(found: str | None) -> Fact:
         problem = f"torch must be {oldest} or newer: pip install 'torch>={oldest}'."
         return Fact("torch", found, problem, stops=True)
     return Fact("torch", found)
+
+
+def of_triton(found: str | None, *, has_gpus: bool) -> Fact:
+    """Whether GPUs have the kernels of pykern.models and pykern.kernels."""
+    if found is not None or not has_gpus:
+        return Fact("Triton", found or "not installed; GPU kernels need it")
+    problem = (
+        "Kernels of pykern do not run on these GPUs: pip install 'pykern-runtime[triton]', or the "
+        "version of Triton that torch asks for."
+    )
+    return Fact("Triton", "not installed", problem)
 
 
 def of_core(compiler: str, *, optimised: bool, nvtx: bool) -> Fact:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from pykern import _C
 from pykern.benchmark import run, sections
 from pykern.cli import app
+from pykern.doctor import gpus as doctor
 from pykern.runtime.gpu import peers
 from pykern.topo import gpus as topo_gpus
 from pykern.topo import kernel_copy, links, timed
@@ -68,6 +69,18 @@ def test_bytes_that_change_on_their_way_are_told(monkeypatch: pytest.MonkeyPatch
     with gpus(2):
         monkeypatch.setattr(links, "_copied", lambda into, source: into.copy_(source).add_(1))
         assert not any(link.arrives for link in links.links())
+
+
+def test_the_doctor_tells_of_bytes_that_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    with gpus(2):
+        assert doctor.changed_pairs(2) == []
+        move = Tensor.to
+
+        def moved(tensor: Tensor, device: Any) -> Tensor:
+            return move(tensor, device).add_(str(device) == "cuda:1")
+
+        monkeypatch.setattr(Tensor, "to", moved)
+        assert doctor.changed_pairs(2) == ["0 to 1", "1 to 0"]
 
 
 def test_the_command_prints_gpus_and_links() -> None:

@@ -16,9 +16,9 @@ from pykern.cli import app
 from pykern.doctor import Diagnosis, Fact, examine
 from pykern.doctor.cores import cores, of_torch_threads
 from pykern.doctor.facts import a_step
-from pykern.doctor.gpus import gpus
+from pykern.doctor.gpus import gpus, of_bytes
 from pykern.doctor.limits import of_compiler, of_memory, of_settings, of_threads
-from pykern.doctor.versions import of_core, of_torch
+from pykern.doctor.versions import of_core, of_torch, of_triton
 from pykern.pipeline.pipeline import Pipeline
 from tests.fake_cuda.fake import FakeCuda
 
@@ -73,6 +73,8 @@ PROBLEMS = [
     (of_torch("2.9.1+cpu"), "stops", "torch must be 2.11 or newer"),
     (of_core("GCC 12", optimised=False, nvtx=True), "slows", "built without optimisation"),
     (of_core("GCC 12", optimised=True, nvtx=False), "slows", "install nvidia-nvtx"),
+    (of_triton(None, has_gpus=True), "slows", "pip install 'pykern-runtime[triton]'"),
+    (of_bytes(["0 to 1", "1 to 0"]), "slows", "disable the IOMMU or ACS"),
     (of_torch_threads(8, 2), "slows", "torch.set_num_threads(2)"),
     (of_threads(Limits(free_threads=10), inf), "stops", "pids.max"),
     (of_threads(Limits(), 20), "stops", "ulimit -u"),
@@ -104,6 +106,9 @@ def test_a_terminal_gets_a_table() -> None:
 
 def test_all_is_well_without_a_problem() -> None:
     well = [
+        of_triton(None, has_gpus=False),
+        of_triton("3.5", has_gpus=True),
+        of_bytes([]),
         of_torch("2.11.0"),
         of_torch("2.15.0a0+git1"),
         of_core("GCC 12", optimised=True, nvtx=True),

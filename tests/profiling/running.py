@@ -247,7 +247,7 @@ def host_synchronisation(random: Random) -> Report:
     devices = random.randint(2, 3)
     layers = [Timed(MS) for _ in range(devices)]
     layers[random.randrange(devices)] = Reads(MS)
-    return on_gpus(layers, 12)
+    return on_gpus(layers, 12 * (devices - 1))
 
 
 def imbalance_of_gpus(random: Random) -> Report:
