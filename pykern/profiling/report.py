@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..columns import counted
@@ -37,6 +37,7 @@ class Report(WithTimelines):
         changes: changes that shorten a step, the best first; at most three.
         predicted: the simulated timeline with the measured costs.
         more: tables besides the usual ones.
+        details: timelines below the measured one, such as that of single kernels.
     """
 
     command = "pykern profile"
@@ -46,6 +47,7 @@ class Report(WithTimelines):
     changes: Sequence[Improvement]
     predicted: Timeline
     more: Sequence[Sheet] = ()
+    details: Mapping[str, Timeline] = field(default_factory=dict)
 
     @property
     def first_cause(self) -> str:
@@ -127,8 +129,8 @@ class Report(WithTimelines):
         return "" if share is None else f" Some device works beside {share:.0%} of copies."
 
     def timelines(self) -> dict[str, Timeline]:
-        """Planned above measured."""
-        return {"planned": self.predicted, "measured": self.seen.timeline}
+        """Planned above measured, and details below."""
+        return {"planned": self.predicted, "measured": self.seen.timeline, **self.details}
 
     def held_by_action(self) -> Mapping[Action, float]:
         """By action, the bytes of activations that its device would hold more."""

@@ -57,6 +57,6 @@ def _one(forward: RecordedStep, backward: RecordedStep) -> RecordedStep:
 
 
 def _earlier(ran: Recorded, gap: int, gpu_gap: int) -> Recorded:
-    gpu = ran.gpu_ns and (ran.gpu_ns[0] - gpu_gap, ran.gpu_ns[1] - gpu_gap)
+    works = [(start - gpu_gap, end - gpu_gap) for start, end in ran.works_ns]
     start, end = ran.start_ns - gap, ran.end_ns - gap
-    return Recorded(ran.action, ran.device, start, end, ran.thread, gpu)
+    return Recorded(ran.action, ran.device, start, end, ran.thread, works)

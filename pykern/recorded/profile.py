@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from ..columns import counted
 from ..plan import Action, Kind, Placement, Plan, PlanError, Span, Timeline, check
@@ -82,7 +83,7 @@ def _profile(
     tables = [_issue_table(middle)] if on_gpus else []
     if left_out:
         tables.append(Sheet("Other steps, left out", ("steps",), [(str(left_out),)]))
-    return replace(report_of(seen), more=tables)
+    return replace(report_of(seen), more=tables, details=_works(middle))
 
 
 def _span(ran: Recorded) -> Span:
@@ -103,6 +104,29 @@ def _copies(step: RecordedStep) -> Timeline:
     """The copies between devices of a step, each in a row of its own: they may overlap."""
     moved = (ran for ran in step.ran if ran.action.kind in (Kind.COPY_F, Kind.COPY_B))
     return Timeline([[_since(step, ran)] for ran in moved])
+
+
+def _works(step: RecordedStep) -> dict[str, Timeline]:
+    """Each kernel of a step, and each copy between devices, as a span of its action."""
+    kernels: dict[int, list[Span]] = {ran.device: [] for ran in step.ran}
+    # Copies of one boundary and direction follow each other, others may overlap.
+    copies: dict[tuple[int, str, int], list[Span]] = {}
+    for ran in step.ran:
+        works = [
+            Span(ran.action, start - step.start_ns, end - step.start_ns)
+            for start, end in ran.works_ns
+        ]
+        if ran.action.kind in (Kind.COPY_F, Kind.COPY_B):
+            lane = ran.device, ran.action.kind.name, ran.action.stage
+            copies.setdefault(lane, []).extend(works)
+        elif ran.action.kind not in _MOVES:
+            kernels[ran.device] += works
+    rows = {"kernels": _by_key(kernels), "copies": _by_key(copies)}
+    return {name: Timeline(of) for name, of in rows.items() if any(of)}
+
+
+def _by_key(rows: Mapping[Any, list[Span]]) -> list[list[Span]]:
+    return [sorted(rows[key], key=lambda span: span.start_ns) for key in sorted(rows)]
 
 
 def _since(step: RecordedStep, ran: Recorded) -> Span:

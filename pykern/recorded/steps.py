@@ -34,7 +34,7 @@ class Recorded:
         start_ns: when the thread began.
         end_ns: when the thread was through.
         thread: the thread's number or name, of any kind.
-        gpu_ns: start and end of all work that it issued to GPUs; None if it issued nothing.
+        works_ns: start and end of each kernel, copy and fill that it issued to GPUs.
     """
 
     action: Action
@@ -42,7 +42,14 @@ class Recorded:
     start_ns: int
     end_ns: int
     thread: Hashable
-    gpu_ns: tuple[int, int] | None = None
+    works_ns: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def gpu_ns(self) -> tuple[int, int] | None:
+        """Start and end of all work that it issued to GPUs; None if it issued nothing."""
+        if not self.works_ns:
+            return None
+        return min(start for start, _ in self.works_ns), max(end for _, end in self.works_ns)
 
 
 @dataclass(slots=True)
@@ -114,7 +121,7 @@ class StepsByTime:
         return _at(self._of_process.get(process, ()), ns)
 
     def add_gpu_work(self, issued: Iterable[GpuWork]) -> None:
-        """Notes the span on GPUs of each action and copy that issued any work.
+        """Notes the work on GPUs of each action and copy that issued any.
 
         The thread and the time of a call tell its action, since a thread is in one at a time. Where
         one thread issues all actions, autograd's threads may issue for it while it waits, and the
@@ -132,8 +139,7 @@ class StepsByTime:
             found = (_at(by_thread.get(place, ()), work.called_ns) for place in places)
             owner = next(filter(None, found), None)
             if owner is not None:
-                start, end = owner.gpu_ns or (work.start_ns, work.end_ns)
-                owner.gpu_ns = min(start, work.start_ns), max(end, work.end_ns)
+                owner.works_ns.append((work.start_ns, work.end_ns))
 
 
 def _at(spans: Sequence[_Spanned], ns: int) -> _Spanned | None:

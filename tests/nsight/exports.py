@@ -11,29 +11,35 @@ AUTOGRAD = CALLER + 1
 # Milliseconds as nanoseconds.
 MS = 1_000_000
 _SCHEMA = """
-CREATE TABLE StringIds (id INTEGER, value TEXT);
-CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT,
+CREATE TABLE IF NOT EXISTS StringIds (id INTEGER, value TEXT);
+CREATE TABLE IF NOT EXISTS NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT,
     globalTid INTEGER, textId INTEGER, domainId INTEGER, uint64Value INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER,
-    correlationId INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER,
+CREATE TABLE IF NOT EXISTS CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER,
+    globalTid INTEGER, correlationId INTEGER);
+CREATE TABLE IF NOT EXISTS CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER,
     streamId INTEGER, correlationId INTEGER, globalPid INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER,
+CREATE TABLE IF NOT EXISTS CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER,
     correlationId INTEGER, globalPid INTEGER, bytes INTEGER);
 """
 _DOMAIN, _PUSHED = 75, 59
 
 
 class Export:
-    """An export with pykern's domain, which is told twice, and another one."""
+    """An export with pykern's domain, which is told twice, and another one.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file.
+        rank: of the process, whose numbers differ.
+    """
+
+    def __init__(self, path: Path, rank: int = 0) -> None:
+        self._caller = CALLER + (rank << 24)
         self._tables = sqlite3.connect(path, isolation_level=None)
         self._tables.executescript(_SCHEMA)
         self._num_calls = 0
         self._now = 10.0
         for number, name in ((1, "other"), (2, "pykern"), (2, "pykern")):
-            self._insert("NVTX_EVENTS", 0, None, _DOMAIN, name, CALLER, None, number, None)
+            self._insert("NVTX_EVENTS", 0, None, _DOMAIN, name, self._caller, None, number, None)
 
     def _insert(self, table: str, *values: object) -> None:
         marks = ", ".join("?" * len(values))
@@ -42,7 +48,7 @@ class Export:
     def range(self, text: str, start: float, end: float, payload: int = 0, domain: int = 2) -> None:
         """A range on the caller's thread, in nanoseconds."""
         self._insert(
-            "NVTX_EVENTS", int(start), int(end), _PUSHED, text, CALLER, None, domain, payload
+            "NVTX_EVENTS", int(start), int(end), _PUSHED, text, self._caller, None, domain, payload
         )
 
     def registered(self, text: str, start: float, end: float, payload: int) -> None:

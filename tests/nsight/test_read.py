@@ -1,5 +1,6 @@
 """Reports of Nsight Systems are read back: exports made by hand, of all schedules and of GPUs."""
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from pykern.cli import app
 from pykern.nsight import read, record
 from pykern.nsight.export import tables_of
 from pykern.nsight.tables import steps_of
-from pykern.plan import Kind, Span, Timeline, simulate
+from pykern.plan import Costs, Kind, Span, Timeline, simulate
 from pykern.plan.halves import forwards_first
 from pykern.recorded.profile import timeline_of
 from pykern.schedules import one_f_one_b
@@ -111,6 +112,65 @@ def test_on_gpus_an_action_lasts_as_its_kernels_do(export, tmp_path):
     assert report.seen.costs.forward_ns == [2 * MS, 2 * MS]
     # Each boundary's copies, as bytes at a byte for each nanosecond.
     assert report.seen.costs.message_bytes == [1.5 * MS, 0]
+
+
+def test_each_kernel_and_copy_is_drawn_with_its_action(export, tmp_path):
+    """Their sums alone were told, in a table."""
+    on_gpus(export)
+    report = read(saved(export, tmp_path))
+
+    def spans(name: str) -> list[list[tuple[str, float, float]]]:
+        rows = report.timelines()[name].rows
+        return [[(str(of.action), of.start_ns / MS, of.end_ns / MS) for of in row] for row in rows]
+
+    assert list(report.timelines()) == ["planned", "measured", "kernels", "copies"]
+    assert spans("kernels") == [
+        [("0F0", 0, 1), ("0F0", 1, 2), ("0B0", 9, 10)],
+        [("1F0", 3, 5), ("1B0", 5, 8)],
+    ]
+    assert spans("copies") == [[("0COPY_F0", 2, 3)], [("1COPY_B0", 7, 9)]]
+    page, trace, picture = (tmp_path / name for name in ("a.html", "a.json", "a.svg"))
+    report.save_html(page)
+    report.save_picture(picture)
+    report.save_trace(trace)
+    assert '"label":"kernels"' in page.read_text()
+    assert "copies" in picture.read_text()
+    events = json.loads(trace.read_text())["traceEvents"]
+    # The microbatch in flight, from its F to the end of its B, though F has two kernels.
+    kernels = list(report.timelines()).index("kernels")
+    flights = [
+        (event["ts"], event["args"]["microbatches"])
+        for event in events
+        if event["ph"] == "C" and event["pid"] == kernels and event["name"].endswith("0")
+    ]
+    assert flights == [(0.0, 1.0), (10_000.0, 0.0)]
+
+
+def test_each_rank_leaves_a_report_of_its_own(tmp_path):
+    """By the recipe of torchrun: a report for each rank, whose processes have other numbers."""
+    timelines = [simulate(one_f_one_b(2, 4), Costs(of * MS, 2 * of * MS)) for of in (1, 3)]
+    for rank, timeline in enumerate(timelines):
+        export = Export(tmp_path / f"step{rank}.sqlite", rank)
+        export.steps([timeline, timeline])
+        export.close()
+    for rank, timeline in enumerate(timelines):
+        seen = read(tmp_path / f"step{rank}.sqlite").seen
+        assert (seen.num_steps, seen.plan) == (2, one_f_one_b(2, 4))
+        assert seen.timeline.makespan_ns == timeline.makespan_ns
+
+
+def test_steps_of_ranks_in_one_report_may_overlap(tmp_path):
+    """By nsys in front of torchrun: one report of all ranks, which are at work at once."""
+    path = tmp_path / "step.sqlite"
+    timeline = simulate(one_f_one_b(2, 4), COSTS)
+    for rank in range(2):
+        export = Export(path, rank)
+        export.skip(rank * MS)
+        export.steps([timeline])
+        export.close()
+    seen = read(path).seen
+    assert seen.num_steps == 2
+    assert seen.timeline.makespan_ns == timeline.makespan_ns
 
 
 def test_a_report_without_steps_is_refused(export, tmp_path):

@@ -85,14 +85,15 @@ def counters_of(
 ) -> Iterator[dict[str, Any]]:
     """By device, an event for each change of the microbatches in flight and of the bytes held."""
     for name, row in zip(row_names(timeline), timeline.rows, strict=True):
-        flights, bytes_ = [], []
+        # An action has several spans where they are its kernels.
+        starts: dict[Action, float] = {}
+        ends: dict[Action, float] = {}
         for span in row:
-            if span.action.kind is Kind.F:
-                flights.append((span.start_ns, 1.0))
-            elif span.action.kind in (Kind.B, Kind.W):
-                flights.append((span.end_ns, -1.0))
-            if held_bytes.get(span.action):
-                bytes_.append((span.end_ns, held_bytes[span.action]))
+            starts.setdefault(span.action, span.start_ns)
+            ends[span.action] = max(span.end_ns, ends.get(span.action, span.end_ns))
+        flights = [(ns, 1.0) for action, ns in starts.items() if action.kind is Kind.F]
+        flights += [(ns, -1.0) for action, ns in ends.items() if action.kind in (Kind.B, Kind.W)]
+        bytes_ = [(ns, held_bytes[action]) for action, ns in ends.items() if held_bytes.get(action)]
         yield from _counter(process, f"in flight, {name}", "microbatches", flights)
         yield from _counter(process, f"activations as predicted, {name}", "bytes", bytes_)
 
