@@ -22,6 +22,7 @@ from ..runtime.devices import DeviceLane, Devices, parse_devices
 from ..runtime.loss import Loss
 from ..runtime.microbatch import batch_size
 from ..runtime.stage.replica import refuse_replicas, refuse_trained_loss
+from ..sizes.with_values import WithValues
 from ..sizes.without_values import WithoutValues
 from ..tensors.parameters import held_by
 from ..tensors.trees import Call, all_tensors, map_tensors
@@ -154,16 +155,15 @@ class Asked:
         return call, target
 
     @contextmanager
-    def without_values(self) -> Iterator[Asked]:
-        """A twin whose model and batch have shapes and no values, to count bytes without a GPU."""
-        shapes = WithoutValues()
+    def on_cpu(self, copies: WithValues | WithoutValues) -> Iterator[Asked]:
+        """A twin whose model and batch are such copies, to count bytes without a GPU."""
         twin = replace(
             self,
-            model=shapes.model(self.model),
-            sample=shapes.batch(self.sample),
-            target=shapes.batch(self.target),
+            model=copies.model(self.model),
+            sample=copies.batch(self.sample),
+            target=copies.batch(self.target),
         )
-        with shapes.in_force():
+        with copies.in_force():
             yield twin
 
     def wait(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from statistics import median
 
 from torch import nn
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ..plan.shares import Shares
 from ..schedules import by_name
 from ..sizes.parameters import state_bytes
+from ..sizes.with_values import WithValues
 from ..sizes.without_values import WithoutValues
 from ..tensors.parameters import bytes_of, gradient_bytes, held_by
 from .asked import Asked
@@ -38,8 +39,7 @@ _SCHEDULES = {"FB": "one_f_one_b", "IW": "zb_h1", "": "one_f_one_b"}
 def measure(asked: Asked, tell: Tell) -> Measurements:
     """Measures the time that the units of the model take and the bytes that they hold."""
     sizes, weights = sizes_to_measure(asked), weights_of(asked)
-    with asked.without_values() if asked.gpus else nullcontext(asked) as of_bytes:
-        held = held_bytes(of_bytes, sizes)
+    held = _held(asked, sizes)
     sizes = sizes[: that_fit(asked, held["B ops F own"], weights)]
     beside = overheads(asked.names[: asked.num_cores])
     with ExitStack() as opened:
@@ -200,6 +200,19 @@ def _of_replicas(asked: Asked, beside: Overheads) -> tuple[tuple[float, ...], fl
     alone = beside.step_ns + beside.setup_ns * num_actions
     reduce_ns = zip(*(one.reduce_ns for one in costs), strict=True)
     return tuple(map(median, reduce_ns)), max(median(outside) - alone, 0.0)
+
+
+def _held(asked: Asked, sizes: Sequence[int]) -> dict[str, Table]:
+    """The tables of `Measurements.sizes`, for GPUs without using them."""
+    if not asked.gpus:
+        return held_bytes(asked, sizes)
+    try:
+        with asked.on_cpu(WithoutValues()) as twin:
+            return held_bytes(twin, sizes)
+    except Exception:
+        # The model may look at values, as `.item()` does. For any other reason it raises again.
+        with asked.on_cpu(WithValues()) as twin:
+            return held_bytes(twin, sizes)
 
 
 def weights_of(asked: Asked) -> tuple[float, ...]:

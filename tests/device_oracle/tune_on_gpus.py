@@ -71,6 +71,18 @@ def test_the_choice_is_a_pipeline_on_the_same_gpus(two_gpus: FakeCuda, tmp_path:
     torch.testing.assert_close(loss.cpu(), mse_loss(plain(x), x).detach())
 
 
+class Looking(nn.Linear):
+    """A layer that looks at its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if x.detach().isfinite().all() else x.nan_to_num())
+
+
+def test_bytes_of_a_model_that_looks_at_values_are_known(two_gpus: FakeCuda) -> None:
+    choice = tuned(nn.Sequential(*(Looking(WIDTH, WIDTH) for _ in range(2))))
+    assert all(min(one.peak_bytes) > 0 for one in choice.proposals)
+
+
 def test_the_memory_of_the_gpus_is_kept(two_gpus: FakeCuda) -> None:
     """The GPUs of the oracle have a GiB each."""
     choice = tuned(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))))
