@@ -35,7 +35,7 @@ from .with_values import WithValues
 from .without_values import WithoutValues
 
 _CPU = torch.device("cpu")
-_REMEDY = "If it looks at values, as .item() does, give with_values=True"
+_REMEDY = "If it looks at values, as .item() does, give pykern.estimate with_values=True"
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,7 @@ def test_what_cannot_be_known_is_an_error_with_a_note() -> None:
         small(model=Branching())
     told = "".join(raised.value.__notes__)
     assert "without values" in told
-    assert "give with_values=True" in told
+    assert "give pykern.estimate with_values=True" in told
     for made in (torch.optim.Adafactor, torch.optim.LBFGS):
         with pytest.raises(ValueError, match="optimizer must step without values and without a"):
             small(optimizer=made)
