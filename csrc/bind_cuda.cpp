@@ -39,7 +39,7 @@ void raise_cuda_error(const py::object& type, const cuda::CudaError& error) {
     PyErr_SetObject(type.ptr(), instance.ptr());
 }
 
-void bind_error(py::module_& module) {
+void bind_driver_error(py::module_& module) {
     const char* doc =
         "A call of the CUDA driver that failed. `call` is its name, `code` the driver's number;\n"
         "the text has the driver's words for it.";
@@ -56,7 +56,7 @@ void bind_error(py::module_& module) {
 }  // namespace
 
 void bind_cuda(py::module_& module) {
-    bind_error(module);
+    bind_driver_error(module);
     // Whichever comes first may take seconds to load the driver, in which Python runs on. Each
     // raises RuntimeError with the reason where there is no driver, or none that is new enough.
     using WithoutLock = py::call_guard<Unlocked>;

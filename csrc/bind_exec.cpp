@@ -17,7 +17,7 @@ namespace pykern {
 
 namespace {
 
-void bind_program(py::module_& module) {
+void bind_workers_program(py::module_& module) {
     py::class_<WorkerProgram>(module, "WorkerProgram",
                               "A checked plan, ready to run, with the trace of its last steps.")
         .def(py::init<const Plan&>(), py::arg("plan"))
@@ -110,7 +110,7 @@ void bind_torch_ranges(py::module_& module) {
 }  // namespace
 
 void bind_exec(py::module_& module) {
-    bind_program(module);
+    bind_workers_program(module);
     bind_executor(module);
     bind_torch_ranges(module);
 }

@@ -44,7 +44,7 @@ void raise_plan_error(const py::object& type, const PlanError& error) {
     PyErr_SetObject(type.ptr(), instance.ptr());
 }
 
-void bind_error(py::module_& module) {
+void bind_plan_error(py::module_& module) {
     const char* doc =
         "A plan that cannot run. `rule` is the id of the rule it breaks (docs/plan-rules.md);\n"
         "`device` and `position` say where.";
@@ -234,7 +234,7 @@ void bind_functions(py::module_& module) {
 }  // namespace
 
 void bind_plan(py::module_& module) {
-    bind_error(module);
+    bind_plan_error(module);
     bind_action(module);
     bind_placement(module);
     bind_plan_class(module);

@@ -274,7 +274,7 @@ void bind_slots(PyProgram& program) {
             "stage"_a, "By microbatch, the slot of its cell at the stage.");
 }
 
-void bind_program(py::module_& module) {
+void bind_streams_program(py::module_& module) {
     PyProgram program(module, "StreamProgram", "A checked plan, ready to run on lanes.");
     bind_slots(program);
     program.def(py::init<const Plan&, std::shared_ptr<const Lanes>>(), "plan"_a, "lanes"_a)
@@ -331,7 +331,7 @@ void bind_program(py::module_& module) {
 }  // namespace
 
 void bind_streams(py::module_& module) {
-    bind_program(module);
+    bind_streams_program(module);
     py::class_<Issuers>(module, "Issuers", "Threads that issue steps, one for each lane.")
         .def(py::init([](int num_lanes) {
                  stay_at_end();

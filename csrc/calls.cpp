@@ -62,7 +62,7 @@ void require_calls(const Placement& placement, int num_slices,
 namespace {
 
 // How often a thread that waits for the end of a step looks for signals.
-constexpr std::chrono::milliseconds kTick{20};
+constexpr std::chrono::milliseconds kSignalTick{20};
 
 // Relaxed: a child begins with one thread, which has written it.
 std::atomic<int> forks{0};
@@ -117,7 +117,7 @@ void Claim::close(std::string why) {
 bool Claim::wait_a_little() {
     const Unlocked unlocked;
     std::unique_lock lock(mutex_);
-    return released_.wait_for(lock, kTick, [this] { return taken_by_ == std::thread::id(); });
+    return released_.wait_for(lock, kSignalTick, [this] { return taken_by_ == std::thread::id(); });
 }
 
 py::object Claim::wait(const std::function<void(const py::object&)>& interrupt) {

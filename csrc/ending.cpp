@@ -29,16 +29,16 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kToLeave{500};
 // After that Python goes down, or handlers were run by hand and everything goes on.
 constexpr std::chrono::seconds kToGoDown{5};
-constexpr std::chrono::milliseconds kTick{1};
+constexpr std::chrono::milliseconds kEndTick{1};
 
-enum class Phase : char {
+enum class Life : char {
     kRunning,
     kClosing,  // executors close; who has run a step may leave it
     kClosed,   // Python goes down next
 };
 
 // Relaxed everywhere: it keeps threads from going on; nothing is read through it.
-std::atomic<Phase> phase{Phase::kRunning};
+std::atomic<Life> life{Life::kRunning};
 std::atomic<pid_t> ender{0};
 
 // Guarded by the interpreter lock.
@@ -65,7 +65,7 @@ bool is_finalizing() {
 #endif
 }
 
-bool is_over() { return phase.load(std::memory_order_relaxed) == Phase::kClosed; }
+bool is_over() { return life.load(std::memory_order_relaxed) == Life::kClosed; }
 
 // Without the interpreter lock.
 void stay() {
@@ -75,10 +75,10 @@ void stay() {
         staying().threads.insert(self);
     }
     const auto begin = Clock::now();
-    while (phase.load(std::memory_order_relaxed) != Phase::kRunning) {
-        std::this_thread::sleep_for(kTick);
+    while (life.load(std::memory_order_relaxed) != Life::kRunning) {
+        std::this_thread::sleep_for(kEndTick);
         if (!is_over() || is_finalizing() || Clock::now() - begin < kToGoDown) continue;
-        phase.store(Phase::kRunning, std::memory_order_relaxed);
+        life.store(Life::kRunning, std::memory_order_relaxed);
     }
     const std::scoped_lock lock(staying().mutex);
     staying().threads.erase(self);
@@ -92,12 +92,12 @@ void wait_for(const std::set<pid_t>& threads) {
     };
     const auto deadline = Clock::now() + kToLeave;
     while (std::ranges::any_of(threads, leaves) && Clock::now() < deadline) {
-        std::this_thread::sleep_for(kTick);
+        std::this_thread::sleep_for(kEndTick);
     }
 }
 
 void close_all() {
-    phase.store(Phase::kClosing, std::memory_order_relaxed);
+    life.store(Life::kClosing, std::memory_order_relaxed);
     ender.store(this_thread_number(), std::memory_order_relaxed);
     std::set<pid_t> callers;
     while (!open.empty()) {
@@ -115,7 +115,7 @@ void close_all() {
     }
     const Unlocked unlocked;
     wait_for(callers);
-    phase.store(Phase::kClosed, std::memory_order_relaxed);
+    life.store(Life::kClosed, std::memory_order_relaxed);
 }
 
 // With atexit, until all of its handlers have been called.
@@ -154,13 +154,13 @@ void close_before_end(const std::weak_ptr<Closable>& closable) {
     // Made while no other thread can fork.
     static_cast<void>(staying());
     // Handlers were run by hand, or their destructors make a pipeline; which is closed as well.
-    phase.store(Phase::kRunning, std::memory_order_relaxed);
+    life.store(Life::kRunning, std::memory_order_relaxed);
     std::erase_if(open, [](const auto& each) { return each.expired(); });
     open.push_back(closable);
 }
 
 void stay_at_end() {
-    if (phase.load(std::memory_order_relaxed) == Phase::kRunning) return;
+    if (life.load(std::memory_order_relaxed) == Life::kRunning) return;
     if (ender.load(std::memory_order_relaxed) == this_thread_number()) return;
     const Unlocked unlocked;
     stay();
@@ -171,7 +171,7 @@ void stay_after_end() {
 }
 
 void begin_anew_in_child() {
-    phase.store(Phase::kRunning, std::memory_order_relaxed);
+    life.store(Life::kRunning, std::memory_order_relaxed);
     ender.store(0, std::memory_order_relaxed);
     // Made anew without a destructor: a thread that stayed in the parent may hold the mutex.
     new (&staying()) Staying;
@@ -183,7 +183,7 @@ void end_unjoined() {
         std::erase_if(staying().unjoined, is_gone);
         staying().unjoined.insert(this_thread_number());
     }
-    if (phase.load(std::memory_order_relaxed) != Phase::kRunning) stay();
+    if (life.load(std::memory_order_relaxed) != Life::kRunning) stay();
 }
 
 }  // namespace pykern

@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 // forks is about to do.
 constexpr std::chrono::seconds kPatience{5};
 // How often a waiting thread looks again. A mutex would have to be made anew in the child.
-constexpr std::chrono::milliseconds kTick{1};
+constexpr std::chrono::milliseconds kForkTick{1};
 
 // How many threads are about to fork. Relaxed: the interpreter lock orders all changes, and a
 // thread that has seen 0 without the lock looks again with it.
@@ -36,7 +36,7 @@ bool is_hasty = false;
 
 bool is_forking() { return num_forking.load(std::memory_order_relaxed) > 0; }
 
-void wait_a_little() { std::this_thread::sleep_for(kTick); }
+void wait_a_little() { std::this_thread::sleep_for(kForkTick); }
 
 void refuse_after_hasty_fork() {
     if (!is_hasty) return;

@@ -9,6 +9,7 @@ CurrentContext::CurrentContext(CUcontext context) {
     driver::cuCtxSetCurrent(context);
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): the driver was loaded for the context
 CurrentContext::~CurrentContext() { api().cuCtxSetCurrent(before_); }
 
 Stream make_stream(CUcontext context, int priority) {
@@ -32,6 +33,7 @@ PrimaryContext::PrimaryContext(int device) : device_(device) {
     context_ = {context, ReleasePrimary{found}};
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): the driver was loaded for the context
 void ReleasePrimary::operator()(CUcontext /*context*/) const noexcept {
     if (origin.is_here()) api().cuDevicePrimaryCtxRelease(device);
 }

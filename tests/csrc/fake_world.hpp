@@ -19,6 +19,7 @@ inline void reset_world(int num_devices, std::uint64_t seed) {
 class FakeWorld {
    public:
     explicit FakeWorld(int num_devices) { reset_world(num_devices, 0); }
+    // NOLINTNEXTLINE(bugprone-exception-escape): only REQUIRE throws
     ~FakeWorld() {
         for (int i = 0; i < fake_violations(); ++i) FAIL_CHECK(std::string(fake_violation(i)));
         pykern::cuda::destroy_idle_streams();

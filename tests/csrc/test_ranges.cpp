@@ -46,7 +46,7 @@ int attach(NvtxGetExportTableFunc_t get_export_table) {
 }
 
 // NVTX asks this pointer for a tool that is linked in, at the first call of any test.
-[[maybe_unused]] const bool attached = (InitializeInjectionNvtx2_fnptr = attach) != nullptr;
+[[maybe_unused]] const bool is_linked_in = (InitializeInjectionNvtx2_fnptr = attach) != nullptr;
 
 }  // namespace
 
