@@ -9,7 +9,6 @@ from typing import Any
 
 from torch.distributed import ProcessGroup
 
-from ..modes import threads_of_a_worker
 from ..parallel.peers.first import of_first
 from ..parallel.tensor.tensor import parse_tensor
 from ..partition.balance import Partition
@@ -55,5 +54,5 @@ def _measured(asked: Request) -> Partition:
     most = min(max_stages(asked.model), len(asked.lanes) * _MOST_OF_A_DEVICE)
     chain = open_model(asked.model, asked.sample, most, None, asked.whole)
     # On GPUs too, times are those of the CPU.
-    with threads_of_a_worker(1 if asked.on_gpus else len(asked.lanes)):
+    with asked.threads():
         return share_out(chain, 1, "time", asked.sample, None)

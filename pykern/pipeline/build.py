@@ -17,7 +17,6 @@ from .. import _C
 from ..budget.budget import Budget
 from ..budget.fit import Fitted
 from ..budget.level_costs import StageCosts
-from ..modes import threads_of_a_worker
 from ..parallel.data.data import DataParallel
 from ..parallel.distributed import refuse_distributed
 from ..parallel.peers.agreement import alike
@@ -193,7 +192,7 @@ def design(asked: Request) -> Design:
     groups = [group for group in (data_group, tensor_group) if group is not None]
     if asked.balance == "time":
         # On GPUs too, times are those of the CPU.
-        with threads_of_a_worker(1 if asked.on_gpus else len(asked.lanes)):
+        with asked.threads():
             cut = of_first(groups, share, Partition)
     else:
         cut = share()
@@ -265,7 +264,9 @@ def _fit(of: Design, asked: Budget, stages: Sequence[Stage]) -> Fitted:
     """The levels that fit into a budget, from the first process's measurements."""
     budget = replace(asked, sample=of.chain.first_input(asked.sample))
     measure = partial(budget.measure, of.plan, stages, of.asked.loss_fn)
-    return budget.fit(of.plan, of_first(of.peers, measure, list[StageCosts]))
+    with of.asked.threads():
+        costs = of_first(of.peers, measure, list[StageCosts])
+    return budget.fit(of.plan, costs)
 
 
 def _open_executor(

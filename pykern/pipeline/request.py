@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -11,6 +12,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from ..budget.budget import Budget
+from ..modes import threads_of_a_worker
 from ..one_of import require_one_of
 from ..parallel.peers.groups import Peers
 from ..parallel.tensor.tensor import TensorParallelism
@@ -125,6 +127,10 @@ class Request:
     def on_gpus(self) -> bool:
         """Whether the devices are GPUs."""
         return self.lanes[0].device.type != "cpu"
+
+    def threads(self) -> AbstractContextManager[None]:
+        """A context with the intra-op threads of a worker; of the caller where devices are GPUs."""
+        return threads_of_a_worker(1 if self.on_gpus else len(self.lanes))
 
 
 def _require_loss(loss: object) -> None:

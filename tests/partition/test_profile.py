@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import pykern
 from pykern.partition import partition, profile
 from pykern.partition.profile import MOST_ROUNDS, disagreement, layer_times_ns
+from tests.runtime.hard_layers import Threads
 
 
 class Slow(nn.Module):
@@ -196,19 +197,6 @@ def test_a_recorded_model_is_measured_as_in_training() -> None:
             (True, True, True),
         }
         assert torch.equal(pipe(sample), torch.cat([model(sample[:2]), model(sample[2:])]))
-
-
-class Threads(nn.Linear):
-    """Notes how many threads torch has in its forward."""
-
-    def __init__(self) -> None:
-        super().__init__(2, 2)
-        self.seen: set[int] = set()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.add(torch.get_num_threads())
-        y: Tensor = super().forward(x)
-        return y
 
 
 def test_layers_are_measured_with_the_threads_of_a_worker() -> None:

@@ -180,3 +180,16 @@ LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
     "wraps": lambda: [linear(), Wraps(6, 6), Unwraps(6, 6), linear(), nn.Tanh(), linear()],
     "passes": lambda: [linear(), Passes(), Uses(), Passes(), Uses()],
 }
+
+
+class Threads(nn.Linear):
+    """Notes how many threads torch has in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.seen: set[int] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(torch.get_num_threads())
+        y: Tensor = super().forward(x)
+        return y

@@ -15,7 +15,7 @@ from pykern.budget import Budget
 from pykern.models.gpt import gpt, next_token_loss
 from pykern.plan import Kind
 from tests.diagonal import nightly
-from tests.runtime.hard_layers import Noise, Written
+from tests.runtime.hard_layers import Noise, Threads, Written
 
 DEVICES = 4
 
@@ -134,6 +134,22 @@ def test_choosing_leaves_no_trace_in_loss_generators_and_sample() -> None:
     assert torch.equal(first, torch.full((6,), 5.0))
     assert loss.calls == 0
     assert torch.equal(noise.generator.get_state(), state)
+
+
+def test_levels_are_measured_with_the_threads_of_a_worker() -> None:
+    layers = [Threads() for _ in range(4)]
+    budget = Budget(1e9, torch.ones(2, 2), torch.ones(2, 2))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        pykern.Pipeline(
+            layers, devices="cpu:2", microbatches=2, loss_fn=F.mse_loss, recompute=budget
+        ).close()
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(threads)
+    # Layers ran in copies, which share the set.
+    assert layers[0].seen == {2}
 
 
 def test_a_budget_may_be_made_in_inference_mode() -> None:
