@@ -38,7 +38,8 @@ The interpreter refuses:
 - a read of memory that nothing wrote: of outputs, of shared memory;
 - a race: two threads at one byte, one of them writing another value, that no barrier orders;
 - a barrier to which a part of a block comes, or a shuffle in a warp that is not whole;
-- an instruction, a modifier or a directive that it does not know;
+- an instruction, a modifier or a directive that it does not know, float64 among them, whose rate is
+  1 in 64 on many GPUs;
 - a part of a result that no kernel writes.
 
 Results are compared with float64. An element may be off by half an ulp of its type, and by some
@@ -148,8 +149,6 @@ _LIMITS = """\
   choice.
 - The interpreter moves fast exponentials, reciprocal roots and quotients by up to two ulps of
   float32, because a GPU's may be off, too. GPUs may be off elsewhere than the interpreter.
-- The product of a float64 fma is rounded to 64 bits before the addition. Rotary embedding alone has
-  such numbers.
 - Codes of the stash may be those of a neighbour where two are almost equally near: the compiled
   kernel fuses operations that the CPU's form rounds one by one. Tests hold codes to half a step.
 - `kernel_copy` of `pykern/topo` is not executed here.

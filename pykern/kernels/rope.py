@@ -2,8 +2,8 @@
 
 Element i of the first half of a head and element i of the second are rotated together, by an angle
 of position * base ** (-2 i / head_dim): the half-split form of Llama. A gradient is rotated back.
-Each call computes the angles in float64, so they are accurate at any position, and a model that is
-moved to another type has no table that must stay in float32.
+Each call computes the angles: in float64, or on GPUs in whole numbers of 64 bits. They are accurate
+at any position, and a model that is moved to another type has no table that must stay in float32.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def rope(
         float32 and rounded once; v is a copy, so that the memory of `qkv` can be freed.
 
     Raises:
-        ValueError: sizes do not fit each other, the type is not floating, the base is at most 1, or
-            the offset is negative.
+        ValueError: sizes do not fit each other, the type is not floating, the base is at most 1 or
+            not finite, or the offset is negative.
 
     Paper: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021,
         arXiv 2104.09864, section 3.4.
@@ -115,6 +115,8 @@ def rope(
         )
     if not qkv.is_floating_point():
         raise ValueError(f"qkv must be floating point, got {qkv.dtype}")
-    if base <= 1 or offset < 0:
-        raise ValueError(f"base must be above 1 and offset at least 0, got {base} and {offset}")
+    if not 1 < base < math.inf:
+        raise ValueError(f"base must be above 1 and finite, got {base}")
+    if offset < 0:
+        raise ValueError(f"offset must be at least 0, got {offset}")
     return _Rope.apply(qkv, num_heads, num_kv_heads, base, offset)  # type: ignore[no-any-return,no-untyped-call]

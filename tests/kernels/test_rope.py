@@ -1,4 +1,6 @@
 import math
+import re
+from decimal import Context, Decimal, localcontext
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from pykern.kernels import rope as op
 from pykern.kernels.gpu import rope as gpu
 from pykern.kernels.rope import rope
 from tests.kernels.acceptance import Canaries, assert_accepted, padded, uninitialised_is_nan
-from tests.kernels.sm90 import compiled_for_sm90
+from tests.kernels.sm90 import compiled_for, compiled_for_sm90
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FORMS = {"twin": op, "kernel": gpu}
@@ -153,6 +155,8 @@ def test_one_result_alone_has_a_gradient():
         ((2, 10), (1, 1), {}, "3 heads"),
         ((6,), (1, 1), {}, r"\[.., seq"),
         ((2, 6), (1, 1), {"base": 1.0}, "above 1"),
+        ((2, 6), (1, 1), {"base": math.nan}, "above 1"),
+        ((2, 6), (1, 1), {"base": math.inf}, "finite"),
         ((2, 6), (1, 1), {"offset": -1}, "at least 0"),
     ],
 )
@@ -184,6 +188,15 @@ for heads, kv_heads, head_dim in ((32, 8, 128), (16, 16, 64)):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 120])
+def test_no_instruction_computes_in_float64(capability):
+    # Many GPUs have one unit of float64 for 64 of float32.
+    for kernel in compiled_for(LAUNCHES, capability):
+        of_float64 = [x for x in kernel.opcodes if re.match(r"D[A-Z]|.*F64", x)]
+        assert of_float64 == []
+
+
+@pytest.mark.slow
 def test_sm90_budget():
     kernels = compiled_for_sm90(LAUNCHES)
     assert len(kernels) == 4
@@ -192,6 +205,43 @@ def test_sm90_budget():
         assert set(kernel.accesses("STG")) == {128}
         assert set(kernel.accesses("LDG")) == {128}
         assert kernel.registers <= 128
+        # With angles in float64 there were 974 to 998.
+        assert kernel.num_instructions <= 800
+
+
+PI = Decimal("3.14159265358979323846264338327950288419716939937511")
+
+
+def exact_cos_sin(position, base, half):
+    """Cosines and sines of all pairs, by angles of 50 digits less their whole turns."""
+    with localcontext(Context(prec=50)):
+        turns = [position * Decimal(base) ** (Decimal(-i) / half) / (2 * PI) for i in range(half)]
+        angles = [float(turn % 1 * 2 * PI) for turn in turns]
+    return [list(map(math.cos, angles)), list(map(math.sin, angles))]
+
+
+@pytest.mark.parametrize(("base", "half"), [(10000.0, 64), (500000.0, 50), (1.5, 3), (1e30, 1)])
+@pytest.mark.parametrize("position", [1, 2**20, 2**24 + 1, 2**31 - 1, 2**32 + 12345])
+def test_far_positions_have_exact_angles(position, base, half):
+    ones = torch.cat((torch.ones(half), torch.zeros(half))).repeat(3)[None]
+    q, _, _ = gpu.turned(ones, 1, 1, base, position)
+    exact = torch.tensor(exact_cos_sin(position, base, half), dtype=torch.float64)
+    assert (q[0, 0].view(2, half) - exact).abs().max() < 2**-23
+
+
+def test_errors_of_angles_grow_by_the_position():
+    place, half = 2**40, 64
+    ones = torch.cat((torch.ones(half), torch.zeros(half))).repeat(3)[None]
+    q, _, _ = gpu.turned(ones, 1, 1, 500000.0, place)
+    exact = torch.tensor(exact_cos_sin(place, 500000.0, half), dtype=torch.float64)
+    assert (q[0, 0].view(2, half) - exact).abs().max() < 2 * math.pi * 2.0**-60 * place
+
+
+def test_small_angles_keep_all_their_digits():
+    ones = torch.tensor([1.0] * 64 + [0.0] * 64).repeat(3)[None]
+    q, _, _ = gpu.turned(ones, 1, 1, 1e9, 1)
+    exact = torch.tensor(exact_cos_sin(1, 1e9, 64)[1], dtype=torch.float64)
+    assert ((q[0, 0, 64:] - exact) / exact).abs().max() < 2**-22
 
 
 def test_the_base_is_taken_in_full_precision():

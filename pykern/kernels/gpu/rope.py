@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+from decimal import Context, Decimal, localcontext
+from functools import cache
 
 import torch
 import triton
@@ -21,26 +22,38 @@ _TOKENS = 4
 
 
 @triton.jit
-def _slopes(HALF: tl.constexpr, WIDTH: tl.constexpr, LOG2_BASE: tl.constexpr):
-    """Quarter turns per position, base ** (-pair / HALF) * 2 / pi, in float64."""
-    pairs = tl.arange(0, WIDTH)[None, :].to(tl.float64)
-    # A plain number would be a float32.
-    step = tl.full((1, 1), -LOG2_BASE / HALF, tl.float64)
-    first = tl.full((1, 1), -0.6514961294723188, tl.float64)
-    return tl.exp2(pairs * step + first)
+def _slopes(WIDTH: tl.constexpr, FACTORS: tl.constexpr):
+    """Turns per position of each pair, base ** (-pair / half) / (2 pi), in units of 2 ** -64.
+
+    Whole numbers need no float64, whose rate is 1 in 64 on many GPUs, and no table in memory.
+    """
+    pairs = tl.arange(0, WIDTH)[None, :]
+    # 2 ** 64 / (2 pi).
+    slopes = tl.full((1, WIDTH), 2935890503282001226, tl.uint64)
+    # High bits come first: the pairs of a thread share them, and so their products.
+    for index in tl.static_range(len(FACTORS)):
+        factor = tl.full((1, WIDTH), FACTORS[index], tl.uint64)
+        is_set = (pairs >> (len(FACTORS) - 1 - index)) & 1 == 1
+        slopes = tl.where(is_set, tl.umulhi(slopes, factor), slopes)
+    return slopes
 
 
 @triton.jit
 def _cos_sin(position, slopes):
     """Cosines and sines of a position's angles, with errors of some 2**-24.
 
-    The nearest whole number of quarter turns is subtracted in float64. The remaining angle needs a
-    few terms; tl.cos supports any angle, which costs a hundred instructions and a stack.
+    Whole turns overflow out of 64 bits, so the angle is off by position * 2**-60 turns at most.
+    The nearest quarter turn is taken off in whole numbers, too, and the remaining angle needs a few
+    terms; tl.cos supports any angle, which costs a hundred instructions and a stack.
     """
-    turns = position.to(tl.float64) * slopes
-    whole = tl.floor(turns + 0.5)
-    angle = (turns - whole).to(tl.float32) * 1.5707963267948966
-    quarter = (whole - 4 * tl.floor(whole * 0.25)).to(tl.int32)
+    turns = position.to(tl.uint64) * slopes
+    quarter = ((turns + 2305843009213693952) >> 62).to(tl.int32)
+    # Signed, in units of 2 ** -64 quarter turns. GPUs with a low rate of float64 have the same rate
+    # of conversions from 64 bits, so each half is converted.
+    rest = turns << 2
+    high = (rest.to(tl.int64) >> 32).to(tl.int32).to(tl.float32)
+    low = rest.to(tl.uint32).to(tl.float32)
+    angle = high * 3.657295198167899e-10 + low * 8.515303950216386e-20
     # S. Moshier's polynomials (Cephes, sinf.c) for at most an eighth of a turn.
     z = angle * angle
     sin = ((-1.9515295891e-4 * z + 8.3321608736e-3) * z - 1.6666654611e-1) * z * angle + angle
@@ -114,10 +127,10 @@ def _kernel(
     HALF: tl.constexpr,
     WIDTH: tl.constexpr,
     HEADS: tl.constexpr,
-    LOG2_BASE: tl.constexpr,
+    FACTORS: tl.constexpr,
     BACK: tl.constexpr,
 ):
-    slopes = _slopes(HALF, WIDTH, LOG2_BASE)
+    slopes = _slopes(WIDTH, FACTORS)
     # Rows times their length may not fit into 32 bits.
     begin = tl.program_id(0).to(tl.int64) * TOKENS
     for step in range(0, tl.minimum(TOKENS, num_tokens - begin)):
@@ -186,11 +199,22 @@ def _launch(
         HALF=half,
         WIDTH=width,
         HEADS=at_once,
-        LOG2_BASE=math.log2(base),
+        FACTORS=_factors(base, half),
         BACK=back,
         # Eight bfloat16 elements of a thread make 128 bits.
         num_warps=max(min(at_once * width // 256, 4), 1),
     )
+
+
+@cache
+def _factors(base: float, half: int) -> tuple[int, ...]:
+    """For each bit of a pair's index, base ** (-(2 ** bit) / half) in units of 2 ** -64.
+
+    The highest bit comes first. The product of the factors of set bits is the slope of a pair.
+    """
+    with localcontext(Context(prec=40)):
+        power = [Decimal(-(1 << bit)) / half for bit in reversed(range((half - 1).bit_length()))]
+        return tuple(int(Decimal(base) ** exponent * 2**64) for exponent in power)
 
 
 def _one_batch(x: Tensor) -> Tensor:

@@ -80,14 +80,17 @@ def _rounded_once(function: Callable[..., Numbers]) -> Callable[..., Numbers]:
     return lambda *given: odd_f32(function(*(x.astype(_F64) for x in given)))
 
 
-def _fma_f64(a: Numbers, b: Numbers, c: Numbers) -> Numbers:
-    long = np.longdouble
-    return (a.astype(long) * b.astype(long) + c.astype(long)).astype(_F64)
-
-
 def _high(a: Numbers, b: Numbers) -> Numbers:
     wide = np.int64 if a.dtype.kind == "i" else np.uint64
     return (a.astype(wide) * b.astype(wide)) >> wide(32)
+
+
+def _high_u64(a: Numbers, b: Numbers) -> Numbers:
+    half, low = np.uint64(32), np.uint64(2**32 - 1)
+    # Neither sum overflows: it is at most (2**32 - 1)**2 + 2 * (2**32 - 1).
+    right = (a >> half) * (b & low) + ((a & low) * (b & low) >> half)
+    left = (a & low) * (b >> half) + (right & low)
+    return (a >> half) * (b >> half) + (right >> half) + (left >> half)
 
 
 def _wide(dtype: Any, a: Numbers, b: Numbers, c: Numbers | int = 0) -> Numbers:
@@ -133,12 +136,12 @@ def _permuted(a: Numbers, b: Numbers, choice: Numbers) -> Numbers:
 
 
 def _floats(table: dict[str, Pure], kind: str, *, packed: bool = False) -> None:
-    one, fma = (kind,), (_fma_f64 if kind == "f64" else _fma_f32)
+    one = (kind,)
     for rounding in ("", ".rn"):
         table[f"add{rounding}.{kind}"] = Pure(one, one * 2, np.add)
         table[f"sub{rounding}.{kind}"] = Pure(one, one * 2, np.subtract)
         table[f"mul{rounding}.{kind}"] = Pure(one, one * 2, np.multiply)
-    table[f"fma.rn.{kind}"] = Pure(one, one * 3, fma)
+    table[f"fma.rn.{kind}"] = Pure(one, one * 3, _fma_f32)
     if not packed:
         table[f"neg.{kind}"] = Pure(one, one, np.negative)
         table[f"abs.{kind}"] = Pure(one, one, np.abs)
@@ -222,13 +225,13 @@ def _bits(table: dict[str, Pure]) -> None:
     table["prmt.b32"] = Pure(("b32",), ("b32",) * 3, _permuted)
     for kind in ("s32", "u32"):
         table[f"mul.hi.{kind}"] = Pure((kind,), (kind, kind), _high)
+    table["mul.hi.u64"] = Pure(("u64",), ("u64", "u64"), _high_u64)
 
 
 def pure() -> dict[str, Pure]:
     """All instructions by their whole opcode."""
     table: dict[str, Pure] = {}
-    for kind in ("f32", "f64"):
-        _floats(table, kind)
+    _floats(table, "f32")
     _floats(table, "f32x2", packed=True)
     for kind in ("bf16", "bf16x2", "f16", "f16x2"):
         _sixteen(table, kind)

@@ -35,19 +35,19 @@ def _halves(compare: Callable[[Any, Any], Any], a: Numbers, b: Numbers) -> tuple
 
 def _compare(table: dict[str, Pure]) -> None:
     for name, compare in _ORDERED.items():
-        for kind in [*_INTEGERS, "b16", "b32", "b64", "f32", "f64", "bf16", "f16"]:
+        for kind in [*_INTEGERS, "b16", "b32", "b64", "f32", "bf16", "f16"]:
             table[f"setp.{name}.{kind}"] = Pure(("pred",), (kind, kind), compare)
-        for kind in ("f32", "f64", "bf16", "f16"):
+        for kind in ("f32", "bf16", "f16"):
             table[f"setp.{name}u.{kind}"] = Pure(("pred",), (kind,) * 2, partial(_or_nan, compare))
         for kind in ("bf16x2", "f16x2"):
             table[f"setp.{name}.{kind}"] = Pure(
                 ("pred", "pred"), (kind, kind), partial(_halves, compare)
             )
-    for kind in ("f32", "f64", "bf16", "f16"):
+    for kind in ("f32", "bf16", "f16"):
         table[f"setp.nan.{kind}"] = Pure(
             ("pred",), (kind, kind), lambda a, b: np.isnan(a) | np.isnan(b)
         )
-    for kind in ("b16", "b32", "b64", "f32", "f64"):
+    for kind in ("b16", "b32", "b64", "f32"):
         # Bits are chosen, not numbers: a NaN keeps its bits.
         raw = "b" + kind[1:]
         table[f"selp.{kind}"] = Pure(
@@ -63,21 +63,18 @@ def _as_integer(low: int, high: int, x: Numbers) -> Numbers:
 def _convert(table: dict[str, Pure]) -> None:
     for target, source in itertools.permutations(_INTEGERS, 2):
         table[f"cvt.{target}.{source}"] = Pure((target,), (source,), lambda x: x)
-    for low, high in (("bf16", "f32"), ("f16", "f32"), ("f32", "f64")):
+    for low, high in (("bf16", "f32"), ("f16", "f32")):
         table[f"cvt.{high}.{low}"] = Pure((high,), (low,), lambda x: x)
         table[f"cvt.rn.{low}.{high}"] = Pure((low,), (high,), lambda x: x)
-    for kind, target in itertools.product(_INTEGERS, ("f32", "f64")):
-        table[f"cvt.rn.{target}.{kind}"] = Pure((target,), (kind,), lambda x: x)
+    for kind in _INTEGERS:
+        table[f"cvt.rn.f32.{kind}"] = Pure(("f32",), (kind,), lambda x: x)
     for kind, target in itertools.product(_INTEGERS, ("bf16", "f16")):
         if "64" not in kind:
             table[f"cvt.rn.{target}.{kind}"] = Pure(
                 (target,), (kind,), lambda x: odd_f32(x.astype(np.float64))
             )
-    for source in ("f32", "f64"):
-        table[f"cvt.rzi.s32.{source}"] = Pure(
-            ("s32",), (source,), partial(_as_integer, -(2**31), 2**31 - 1)
-        )
-        table[f"cvt.rmi.{source}.{source}"] = Pure((source,), (source,), np.floor)
+    table["cvt.rzi.s32.f32"] = Pure(("s32",), ("f32",), partial(_as_integer, -(2**31), 2**31 - 1))
+    table["cvt.rmi.f32.f32"] = Pure(("f32",), ("f32",), np.floor)
     # NaN becomes 0.
     table["cvt.ftz.sat.f32.f32"] = Pure(
         ("f32",), ("f32",), lambda x: flushed(np.clip(np.where(np.isnan(x), 0, x), 0, 1))

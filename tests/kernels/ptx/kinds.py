@@ -83,7 +83,6 @@ KINDS: dict[str, Kind] = {
     **_integers(),
     "pred": Kind(0, lambda raw: raw, lambda values: values.astype(np.bool_)),
     "f32": _plain(np.float32),
-    "f64": _plain(np.float64),
     "bf16": Kind(2, _from_bfloat16, bfloat16_bits),
     "f16": Kind(
         2,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 # Bytes of a register by its declared type; a predicate is a boolean.
-_WIDTHS = {"pred": 0, "b16": 2, "b32": 4, "b64": 8, "f32": 4, "f64": 8}
+_WIDTHS = {"pred": 0, "b16": 2, "b32": 4, "b64": 8, "f32": 4}
 _DIRECTIVES = (
     ".version",
     ".target",

@@ -72,6 +72,11 @@ def signed(x: int) -> int:
     return x - 2**32 * (x >> 31)
 
 
+def halves_xor(x: int) -> int:
+    """A number of 32 bits that depends on all 64."""
+    return x >> 32 ^ x % 2**32
+
+
 NUMBERS = np.random.default_rng(1).integers(0, 2**32, THREADS, dtype=np.uint32)
 FLOATS = np.random.default_rng(2).standard_normal(THREADS).astype(np.float32)
 
@@ -92,6 +97,14 @@ FLOATS = np.random.default_rng(2).standard_normal(THREADS).astype(np.float32)
         ("rem.u32 %r6, %r5, 10;", lambda x: x % 10),
         ("rem.s32 %r6, %r5, 10;", lambda x: int(math.fmod(signed(x), 10)) % 2**32),
         ("mul.hi.s32 %r6, %r5, -7;", lambda x: (signed(x) * -7 >> 32) % 2**32),
+        *[
+            (
+                f"mov.b64 %rd5, {{%r5, %r5}}; mul.hi.u64 %rd5, %rd5, {factor};"
+                "mov.b64 {%r7, %r8}, %rd5; xor.b32 %r6, %r7, %r8;",
+                lambda x, factor=factor: halves_xor(x * (2**32 + 1) * factor >> 64),
+            )
+            for factor in (2**64 - 1, 2935890503282001226, 2**32 - 1, 2**32 + 1)
+        ],
         ("createpolicy.fractional.L2::evict_last.b64 %rd5, 1.0; mov.b32 %r6, %r5;", lambda x: x),
         (
             "mov.b32 {%rs1, %rs2}, %r5; mov.b32 %r6, {%rs2, %rs1};",
@@ -287,6 +300,7 @@ def test_blocks_are_ordered_by_nothing():
         "bar.sync 1, 32;",
         "ld.global.L1::no_allocate.b32 %r6, [%rd3];",
         "add.s64 %rd5, %r1, %rd3;",
+        "add.f64 %rd5, %rd1, %rd3;",
         "atom.global.add.u32 %r6, [%rd4], 1;",
         ".weird directive",
     ],
