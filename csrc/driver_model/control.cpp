@@ -129,6 +129,14 @@ void fake_place_on_host(cuda::CUdeviceptr address, int pinned) {
     });
 }
 
+void fake_lend(cuda::CUstream stream, cuda::CUdeviceptr address, std::size_t bytes) {
+    tell("fake_lend", [&](Model& model) {
+        const fake::Stream& its = model.stream(stream);
+        const fake::Site last{"cuMemcpyAsync", its.clock.last(its.index), its.device};
+        model.lent.lend(last, address, bytes);
+    });
+}
+
 void fake_free(cuda::CUdeviceptr address) {
     tell("fake_free", [&](Model& model) {
         if (!model.memory.is_allocated(address)) {
@@ -283,6 +291,13 @@ void fake_set_capturing(int capturing) {
     tell("fake_set_capturing", [&](Model& model) { model.capturing = capturing != 0; });
 }
 
+void fake_set_capturing_alone(int capturing) {
+    tell("fake_set_capturing_alone", [&](Model& model) {
+        model.captures_alone.reset();
+        if (capturing != 0) model.captures_alone = std::this_thread::get_id();
+    });
+}
+
 int fake_unsafe(const char* function) {
     return tell(function, [](Model& model) {
         model.require_safe_beside_captures();
@@ -321,8 +336,10 @@ void fake_forgive() {
 }
 
 int fake_violations() {
-    return tell("fake_violations",
-                [](Model& model) { return static_cast<int>(model.violations.texts().size()); });
+    return tell("fake_violations", [](Model& model) {
+        model.lent.check();
+        return static_cast<int>(model.violations.texts().size());
+    });
 }
 
 const char* fake_violation(int index) {

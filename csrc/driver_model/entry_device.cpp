@@ -158,7 +158,7 @@ CUresult cuCtxSynchronize() {
     return call("cuCtxSynchronize", Call::kPlain, [](Model& model) {
         const CUcontext now = model.current_context();
         // In any mode of the thread, its wait would be for a stream that is captured.
-        if (model.capturing) {
+        if (model.capturing || model.captures_alone) {
             model.refuse("a capture of another thread is broken", kCaptureUnsupported);
         }
         const Context& its = model.context(now);

@@ -51,6 +51,10 @@ PYKERN_FAKE_EXPORT void fake_alloc(pykern::cuda::CUdeviceptr address, std::size_
 // it. Otherwise cuMemcpyAsync makes the host wait for the stream: when the call ends, bytes to such
 // memory are there, and bytes from it have been read.
 PYKERN_FAKE_EXPORT void fake_place_on_host(pykern::cuda::CUdeviceptr address, int pinned);
+// Bytes of the host that the last work of a stream reads: the host may not change them before it
+// knows that the work is done.
+PYKERN_FAKE_EXPORT void fake_lend(pykern::cuda::CUstream stream, pykern::cuda::CUdeviceptr address,
+                                  std::size_t bytes);
 // To be called while the bytes are still there: work that touches them is run first.
 PYKERN_FAKE_EXPORT void fake_free(pykern::cuda::CUdeviceptr address);
 // Forgets memory that was freed: its bytes are really gone, and the address may come back as any
@@ -117,6 +121,9 @@ PYKERN_FAKE_EXPORT void fake_let_go(int runs);
 // waits for streams and events, looks at events, copies of memory that is not pinned. Threads in
 // relaxed mode may call them. A wait for the whole context breaks the capture in any mode.
 PYKERN_FAKE_EXPORT void fake_set_capturing(int capturing);
+// This thread captures a stream, in the mode in which only its own unsafe calls break the capture;
+// or no thread does so any more.
+PYKERN_FAKE_EXPORT void fake_set_capturing_alone(int capturing);
 // An unsafe call of another library by this thread, such as an allocation of memory, or the load of
 // a module when its first kernel is launched. Returns 0 where it breaks a capture.
 PYKERN_FAKE_EXPORT int fake_unsafe(const char* function);

@@ -116,9 +116,10 @@ void Model::make_room(const Stream& stream) {
 }
 
 void Model::require_safe_beside_captures() {
-    if (capturing && capture_modes[std::this_thread::get_id()] != cuda::kCaptureRelaxed) {
-        refuse("a capture of another thread is broken", kCaptureUnsupported);
-    }
+    const auto here = std::this_thread::get_id();
+    if (capture_modes[here] == cuda::kCaptureRelaxed) return;
+    if (capturing) refuse("a capture of another thread is broken", kCaptureUnsupported);
+    if (captures_alone == here) refuse("its own capture is broken", kCaptureUnsupported);
 }
 
 void Model::require_device_of(const Stream& stream) {
@@ -146,7 +147,10 @@ Site Model::issue(Stream& stream, Work work, double duration_ns) {
     stream.end_ns = std::max(stream.end_ns, host_ns) + duration_ns;
     const Site site{violations.function(), stream.clock.advance(stream.index), stream.device};
     if (!work.accesses.empty()) log.add(work.accesses, "work", site.function, stream.index);
-    for (const FakeAccess& access : work.accesses) memory.touch(site, stream.clock, access);
+    for (const FakeAccess& access : work.accesses) {
+        memory.touch(site, stream.clock, access);
+        if (access.writes != 0) lent.give_back(access);
+    }
     if (hangs_at > 0 && hangs_in == violations.function()) {
         --hangs_at;
         work.hangs = hangs_at == 0;
@@ -192,6 +196,7 @@ void Model::wait(Stream& stream, const Event& event) {
 }
 
 void Model::host_waits_for(const Clock& clock, double time_ns) {
+    lent.give_back(clock);
     host.join(clock);
     host_ns = std::max(host_ns, time_ns);
 }

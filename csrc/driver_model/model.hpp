@@ -5,6 +5,7 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -14,6 +15,7 @@
 #include "driver_model/faults.hpp"
 #include "driver_model/graph.hpp"
 #include "driver_model/handles.hpp"
+#include "driver_model/lent.hpp"
 #include "driver_model/log.hpp"
 #include "driver_model/memory.hpp"
 #include "driver_model/schedule.hpp"
@@ -92,6 +94,7 @@ struct Model {
     Faults faults;
     Schedule schedule;
     Memory memory{violations};
+    Lent lent{violations};
     CopyCost copy_cost;
 
     std::vector<Device> devices;
@@ -124,6 +127,8 @@ struct Model {
     int node_to_hang = 0;
     // Streams are captured in the mode that forbids unsafe calls to all threads but relaxed ones.
     bool capturing = false;
+    // The thread that captures in the mode that forbids them to itself alone.
+    std::optional<std::thread::id> captures_alone;
     std::map<std::thread::id, int> capture_modes;
     int waits_to_drop = 0;  // the wait at which it reaches 0 is left out
 
@@ -144,7 +149,7 @@ struct Model {
     void release(int ordinal);
     std::shared_ptr<Stream> make_stream(cuda::CUcontext owner);
     Site issue(Stream& stream, Work work, double duration_ns);
-    // Ends a call that breaks the capture of another thread.
+    // Ends a call that breaks a capture.
     void require_safe_beside_captures();
     // Ends a launch while a context of another device than the stream's is current.
     void require_device_of(const Stream& stream);

@@ -30,6 +30,11 @@ class Clock {
         return {stream, ++counts_[stream]};
     }
 
+    // The last work of a stream so far.
+    Point last(std::size_t stream) const {
+        return {stream, stream < counts_.size() ? counts_[stream] : 0};
+    }
+
     bool covers(Point point) const {
         return point.stream < counts_.size() && counts_[point.stream] >= point.number;
     }

@@ -41,6 +41,9 @@ class Blocks {
         constexpr std::size_t kGrain = 512;
         const Handle stream = current_stream(of);
         const Owner owner{pool_of(stream), stream, (bytes + kGrain - 1) / kGrain * kGrain};
+        // torch allocates in relaxed mode for a stream that is captured. The driver is not called
+        // under the lock, which work that it runs takes.
+        if (pool_of(stream) == 0 && !has_free(owner)) require_safe("cuMemAlloc");
         const std::lock_guard hold(lock_);
         std::vector<Block*>& free = free_[owner];
         if (free.empty()) {
@@ -95,6 +98,11 @@ class Blocks {
     }
 
    private:
+    bool has_free(const Owner& owner) {
+        const std::lock_guard hold(lock_);
+        return !free_[owner].empty();
+    }
+
     struct Live {
         std::size_t bytes = 0;
         std::size_t peak = 0;

@@ -150,6 +150,21 @@ inline Pool pool_of(Handle stream) {
     return pool;
 }
 
+// For a result of the driver's, or 900 for a call that breaks a capture.
+inline void require_success(int error) {
+    constexpr int kCaptureUnsupported = 900;
+    if (error == kCaptureUnsupported) {
+        const std::lock_guard hold(captures.lock);
+        if (captures.now) captures.now->break_off();
+        TORCH_CHECK(false, "CUDA error: operation not permitted when stream is capturing");
+    }
+    TORCH_CHECK(error == 0, "CUDA error ", error);
+}
+// Calls of torch's that the driver forbids beside captures.
+inline void require_safe(const char* call) {
+    if (driver.unsafe(call) == 0) require_success(900);
+}
+
 inline void refuse_in_capture(Handle stream, const char* why) {
     if_captured(stream, [&](Capture& capture) { capture.refuse(why); });
 }

@@ -26,12 +26,21 @@ struct Driver {
     int (*event_destroy)(void*);
     int (*event_record)(void*, Handle);
     int (*event_synchronize)(void*);
+    int (*event_query)(void*);
     int (*stream_wait)(Handle, void*, unsigned);
+    int (*stream_synchronize)(Handle);
+    int (*copy)(unsigned long long, unsigned long long, std::size_t, Handle);
     void (*complete)(Handle);
     void (*kernel)(Handle, double, const Access*, std::size_t);
     void (*order)(Handle, Handle);
     std::size_t (*add_node)(void*, double, void (*)(void*), void*, const Access*, std::size_t,
                             const std::size_t*, std::size_t);
+    void (*alloc)(unsigned long long, std::size_t, Handle);
+    void (*place_on_host)(unsigned long long, int);
+    void (*lend)(Handle, unsigned long long, std::size_t);
+    void (*free)(unsigned long long);
+    void (*forget)(unsigned long long);
+    int (*unsafe)(const char*);
     void* contexts[kMaxGpus];
     // Streams that stand for handle 0 of each GPU.
     Handle defaults[kMaxGpus];
@@ -43,6 +52,7 @@ inline Driver driver;
 struct Counts {
     std::atomic<std::int64_t> kernels{0};
     std::atomic<std::int64_t> copies{0};
+    std::atomic<std::int64_t> host_copies{0};
     std::atomic<std::int64_t> records{0};
     std::atomic<std::int64_t> waits{0};
     std::atomic<std::int64_t> host_waits{0};

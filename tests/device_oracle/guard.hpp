@@ -10,6 +10,7 @@
 
 #include "blocks.hpp"
 #include "capture.hpp"
+#include "host.hpp"
 
 namespace oracle {
 
@@ -75,17 +76,25 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
         forget(event);
         driver.event_destroy(event);
     }
-    bool queryEvent(void*) const override { return true; }
+    bool queryEvent(void* event) const override {
+        constexpr int kNotReady = 600;
+        const Within within(gpu);
+        const int error = event == nullptr ? 0 : driver.event_query(event);
+        if (error != kNotReady) require_success(error);
+        return error == 0;
+    }
     // Any two events are a millisecond apart.
     double elapsedTime(void*, void*, c10::DeviceIndex) const override { return 1.0; }
     void synchronizeEvent(void* event) const override {
         ++counts.host_waits;
-        driver.event_synchronize(event);
+        const Within within(gpu);
+        require_success(driver.event_synchronize(event));
     }
     void synchronizeStream(const Stream& stream) const override {
         refuse_in_capture(handle(stream), "the host waits for the stream");
         ++counts.host_waits;
-        driver.complete(handle(stream));
+        const Within within(stream.device_index());
+        require_success(driver.stream_synchronize(handle(stream)));
     }
     bool isStreamCapturing(const Stream& stream) const override {
         return if_captured(handle(stream), [](const Capture&) {});
@@ -119,9 +128,8 @@ struct Hooks final : at::CUDAHooksInterface {
     c10::DeviceIndex current_device() const override { return static_cast<c10::DeviceIndex>(gpu); }
     c10::DeviceIndex getCurrentDevice() const override { return current_device(); }
     void setCurrentDevice(c10::DeviceIndex device) const override { gpu = device; }
-    at::Allocator* getPinnedMemoryAllocator() const override {
-        return c10::GetAllocator(c10::kCPU);
-    }
+    at::Allocator* getPinnedMemoryAllocator() const override { return &pinned; }
+    bool isPinnedPtr(const void* data) const override { return pinned.has(data); }
     at::Allocator* getCUDADeviceAllocator() const override { return c10::GetAllocator(c10::kCUDA); }
     // The host's, so that numbers are those of a plain model on the CPU.
     const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {

@@ -15,9 +15,12 @@ FOLDER = Path(__file__).parent
 MAX_GPUS = 8
 DRIVER = (
     *("CtxSetCurrent", "CtxGetCurrent", "EventCreate", "EventDestroy", "EventRecord"),
-    *("EventSynchronize", "StreamWaitEvent"),
+    *("EventSynchronize", "EventQuery", "StreamWaitEvent", "StreamSynchronize", "MemcpyAsync"),
 )
-MODEL = ("complete", "kernel", "order", "add_node")
+MODEL = (
+    *("complete", "kernel", "order", "add_node"),
+    *("alloc", "place_on_host", "lend", "free", "forget", "unsafe"),
+)
 
 
 class Driver(ctypes.Structure):
@@ -37,6 +40,7 @@ class Counts(NamedTuple):
     Attributes:
         kernels: operations outside captures.
         copies: those between two GPUs.
+        host_copies: those between a GPU and the host.
         records: of events.
         waits: of streams for events.
         host_waits: of the host for values.
@@ -50,6 +54,7 @@ class Counts(NamedTuple):
 
     kernels: int
     copies: int
+    host_copies: int
     records: int
     waits: int
     host_waits: int

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "guard.hpp"
+#include "host.hpp"
 #include "replayed.hpp"
 #include "storage.hpp"
 
@@ -42,6 +43,10 @@ class Call {
     }
 
     void run() {
+        if (crosses() && !is_captured_) {
+            copy_across();
+            return;
+        }
         // The values are read once all that the stream waits for is done.
         if (lands_on_) driver.order(current_stream(*lands_on_), stream_);
         if (!is_captured_) driver.complete(stream_);
@@ -113,6 +118,19 @@ class Call {
         };
         return op_.hasTag(at::Tag::dynamic_output_shape) &&
                (!is_one_of(kIndexes) || std::any_of(given_.begin() + 1, given_.end(), is_mask));
+    }
+
+    // A copy between a GPU and the host.
+    bool crosses() const {
+        return moves_ && given_[0].first.is_cuda() != given_[1].first.is_cuda();
+    }
+
+    void copy_across() {
+        const bool host_waits = !arguments()[2].toBool();
+        const Within within(runs_on_);
+        host_copy(given_[0].first, given_[1].first, stream_, host_waits);
+        torch::jit::drop(stack_, 3);
+        torch::jit::push(stack_, given_[0].first);
     }
 
     void add(const Tensor& tensor, bool writes) {
@@ -250,8 +268,9 @@ class Call {
             ++counts.copies;
         }
         if (host_waits_) {
-            driver.complete(stream_);
             ++counts.host_waits;
+            const Within within(runs_on_);
+            require_success(driver.stream_synchronize(stream_));
         }
     }
 
@@ -305,6 +324,7 @@ void oracle_connect(const oracle::Driver* driver) {
     oracle::Capture::arguments.clear();
     oracle::failures.texts.clear();
     oracle::blocks.begin_test();
+    oracle::pinned.begin_test();
 }
 
 int oracle_gpu() { return oracle::gpu; }
@@ -356,9 +376,10 @@ const char* oracle_failure() {
 // In the order of `Counts`, since the process began.
 void oracle_counts(std::int64_t* into) {
     const auto& counts = oracle::counts;
-    for (const auto* each : {&counts.kernels, &counts.copies, &counts.records, &counts.waits,
-                             &counts.host_waits, &counts.draws, &counts.captures, &counts.captured,
-                             &counts.forks, &counts.replayed, &counts.blocks_again}) {
+    for (const auto* each :
+         {&counts.kernels, &counts.copies, &counts.host_copies, &counts.records, &counts.waits,
+          &counts.host_waits, &counts.draws, &counts.captures, &counts.captured, &counts.forks,
+          &counts.replayed, &counts.blocks_again}) {
         *into++ = *each;
     }
 }

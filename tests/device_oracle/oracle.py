@@ -57,6 +57,7 @@ def _counted() -> list[tuple[str, int]]:
     now = counts()
     return [
         ("operations called", now.kernels),
+        ("copies between a GPU and the host", now.host_copies),
         ("captures", now.captures),
         ("operations captured", now.captured),
         ("operations replayed", now.replayed),
@@ -184,14 +185,25 @@ class _Graph:
         self._gpu = 0
         self._pool = (0, 0)
 
-    def capture_begin(self, pool: tuple[int, int] | None = None, **_: object) -> None:
+    def capture_begin(
+        self,
+        pool: tuple[int, int] | None = None,
+        capture_error_mode: str = "global",
+        **_: object,
+    ) -> None:
         self._gpu = load().oracle_gpu()
         assert load().oracle_stream(self._gpu), "the default stream cannot be captured"
         self._pool = pool or graph_pool()
         self._graph = self._create("cuGraphCreate", ctypes.c_uint(0))
         self._recorded = load().oracle_capture(self._graph, self._pool[1])
+        if capture_error_mode == "global":
+            self._fake.set_capturing(True)
+        elif capture_error_mode == "thread_local":
+            self._fake.set_capturing_alone(True)
 
     def capture_end(self) -> None:
+        self._fake.set_capturing(False)
+        self._fake.set_capturing_alone(False)
         is_empty = load().oracle_capture_is_empty()
         why = load().oracle_end_capture()
         if why is not None:

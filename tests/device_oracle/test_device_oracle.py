@@ -17,6 +17,7 @@ SEEN = {
     "steps_on_gpus.py": (*CALLED, "copies"),
     "threads_on_gpus.py": (*CALLED, "copies"),
     "batches_on_gpus.py": CALLED,
+    "host_on_gpus.py": (*CALLED, "copies between a GPU and the host", "captures"),
     "captures_on_gpus.py": (*CALLED, "captures", "graph launches", "operations replayed"),
     "loops_on_gpus.py": CALLED,
     "boxes_on_gpus.py": ("operations called",),

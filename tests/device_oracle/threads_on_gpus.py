@@ -228,15 +228,16 @@ def test_the_driver_fails(four_gpus: FakeCuda) -> None:
 
 
 def test_a_copy_that_hangs_is_named(four_gpus: FakeCuda) -> None:
-    x = torch.randn(16, WIDTH)
+    # No copy of the batch, for which the host would wait.
+    x, y = (torch.randn(16, WIDTH, device=device) for device in TWO)
     pipe = pykern.Pipeline(
         mlp(), devices=TWO, microbatches=4, loss_fn=mse_loss, issue="threads", timeout=2.0
     )
-    pipe.step(x, target=x)
+    pipe.step(x, target=y)
     driver: Any = pipe._executor.driver
     driver.gpus.synchronize()
     four_gpus.hang("cuMemcpyAsync", 2)
-    pipe.step(x, target=x)
+    pipe.step(x, target=y)
     with pytest.raises(pykern.PipelineStalled, match=r"action \dCOPY_[FB]\d, device \d has not"):
         driver.gpus.synchronize()
     with pytest.warns(UserWarning, match="has stalled on a GPU"):

@@ -62,6 +62,7 @@ def load() -> ctypes.CDLL:
         ("fake_set_copy_cost", None, [ctypes.c_double] * 2),
         ("fake_set_driver_version", None, [ctypes.c_int]),
         ("fake_alloc", None, [number, size, pointer]),
+        ("fake_lend", None, [pointer, number, size]),
         ("fake_free", None, [number]),
         ("fake_forget", None, [number]),
         ("fake_allow_undeclared", None, [ctypes.c_int]),
@@ -82,6 +83,7 @@ def load() -> ctypes.CDLL:
         ("fake_hang_node", None, [ctypes.c_int]),
         ("fake_let_go", None, [ctypes.c_int]),
         ("fake_set_capturing", None, [ctypes.c_int]),
+        ("fake_set_capturing_alone", None, [ctypes.c_int]),
         ("fake_unsafe", ctypes.c_int, [ctypes.c_char_p]),
         ("fake_set_queue", None, [size]),
         ("fake_reuse_handles", None, []),
@@ -281,6 +283,10 @@ class FakeCuda:
         """For declared memory: it is the host's, which all devices reach if it is pinned."""
         self.library.fake_place_on_host(address, pinned)
 
+    def lend(self, stream: int, address: int, num_bytes: int) -> None:
+        """The host may not change these bytes before it knows the stream's last work to be done."""
+        self.library.fake_lend(stream, address, num_bytes)
+
     def set_copy_cost(self, latency_ns: float, bytes_per_ns: float) -> None:
         self.library.fake_set_copy_cost(latency_ns, bytes_per_ns)
 
@@ -314,6 +320,10 @@ class FakeCuda:
     def set_capturing(self, capturing: bool) -> None:
         """Another thread captures, in the mode in which unsafe calls of others break captures."""
         self.library.fake_set_capturing(capturing)
+
+    def set_capturing_alone(self, capturing: bool) -> None:
+        """This thread captures, in the mode in which its own unsafe calls alone break captures."""
+        self.library.fake_set_capturing_alone(capturing)
 
     def reuse_handles(self) -> None:
         """New objects get the handles of removed ones, as from the driver."""

@@ -75,6 +75,35 @@ def test_the_host_knows_of_what_has_come_to_it_and_not_of_what_has_left(fake: Fa
     assert len(fake.forgive()) == 1
 
 
+def lent(fake: FakeCuda) -> Copy:
+    """A copy under way from pinned memory, which the host may not change."""
+    copy = Copy(fake, pinned=True)
+    assert copy.run(to_host=False) == 0
+    fake.lend(copy.stream, ctypes.addressof(copy.host), SIZE)
+    return copy
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_host_may_change_what_a_copy_has_read(fake: FakeCuda, waits: bool) -> None:
+    copy = lent(fake)
+    # The copy has run, which the host does not know.
+    fake.run_all()
+    if waits:
+        fake.call("cuStreamSynchronize", ctypes.c_void_p(copy.stream))
+    copy.host.value = b"changed"
+    told = [] if waits else ["fake_violations: the host has changed bytes that cuMemcpyAsync"]
+    assert [text[: text.index("Async") + 5] for text in fake.forgive()] == told
+    assert fake.violations == []
+
+
+def test_work_may_change_what_a_copy_before_it_has_read(fake: FakeCuda) -> None:
+    copy = lent(fake)
+    copy.device.value = b"other"
+    assert copy.run(to_host=True) == 0
+    fake.run_all()
+    assert fake.violations == []
+
+
 def test_a_copy_that_waits_for_what_hangs_is_told(fake: FakeCuda) -> None:
     copy = Copy(fake, pinned=False)
     fake.hang("fake_kernel")
@@ -165,6 +194,28 @@ def test_unsafe_calls_break_the_capture_of_another_thread(fake: FakeCuda, relaxe
     assert told == [f"{name}: a capture of another thread is broken" for name in names]
     fake.set_capturing(False)
     assert set(unsafe_calls(fake, copy, event).values()) == {0}
+    fake.call("cuEventDestroy", event)
+
+
+def test_unsafe_calls_break_a_capture_of_the_same_thread(fake: FakeCuda) -> None:
+    copy = Copy(fake, pinned=False)
+    event = made_event(fake, copy.stream)
+    fake.run_all()
+    found: list[dict[str, int]] = []
+
+    def others() -> None:
+        fake.retain(0)
+        found.append(unsafe_calls(fake, copy, event))
+
+    fake.set_capturing_alone(True)
+    thread = threading.Thread(target=others)
+    thread.start()
+    thread.join()
+    assert found == [dict.fromkeys(UNSAFE, 0)]
+    assert unsafe_calls(fake, copy, event) == dict.fromkeys(UNSAFE, CAPTURE)
+    assert fake.forgive() == [f"{name}: its own capture is broken" for name in UNSAFE]
+    fake.set_capturing_alone(False)
+    assert unsafe_calls(fake, copy, event) == dict.fromkeys(UNSAFE, 0)
     fake.call("cuEventDestroy", event)
 
 
