@@ -118,7 +118,7 @@ def _launch(
             f"logits must have adjacent columns, got strides {logits.stride()}. Use "
             "logits.contiguous()"
         )
-    block = min(max(next_power_of_2(width), 16), _BLOCK)
+    block = min(max(next_power_of_2(width), 32), _BLOCK)
     _kernel[num_rows,](
         logits,
         target.contiguous(),
@@ -132,5 +132,6 @@ def _launch(
         BLOCK=block,
         LOSSES=losses is not None,
         GRADIENTS=scale is not None,
-        num_warps=4 if block <= 1024 else 8,
+        # Threads beyond the elements would have copies of them, and read what others overwrite.
+        num_warps=min(block // 32, 4 if block <= 1024 else 8),
     )

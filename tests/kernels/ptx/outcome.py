@@ -32,12 +32,15 @@ class Shape(NamedTuple):
     offset: int = 0
 
 
-# Llama 3 8B, cut in rows; sizes that nothing divides; rows that are not adjacent; and no rows.
+# Llama 3 8B, cut in rows; sizes that nothing divides; rows that are not adjacent; no rows.
 SHAPES = {
     "llama": Shape(4, 4096, 14336, 128256),
     "odd": Shape(5, 1001, 333, 5003),
     "padded": Shape(3, 1000, 520, 4104, padding=7, offset=3),
     "empty": Shape(0, 1000, 520, 4104),
+    # Fewer classes than four warps have threads, and than one has.
+    "few": Shape(4, 1000, 520, 53),
+    "fewest": Shape(4, 1000, 520, 5),
 }
 
 

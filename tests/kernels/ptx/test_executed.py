@@ -46,6 +46,17 @@ def test_a_part_of_compiled_kernels_is_right(part):
     check(found, shape)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("shape", ["few", "fewest"])
+def test_no_thread_reads_a_logit_that_another_overwrites(shape):
+    """Gradients overwrite logits, so a second thread with the same element would race."""
+    for capability, dtype in ((80, "bfloat16"), (120, "float32")):
+        found = cell(capability, dtype, shape, "--only", "cross entropy")
+        assert len(found) == 3
+        check(found, shape)
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("capability", "dtype", "shape"), [*product(CAPABILITIES, DTYPES, SHAPES)])
