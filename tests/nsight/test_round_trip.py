@@ -84,21 +84,13 @@ def test_the_profile_has_all_steps(recorded):
     assert f"{NUM_STEPS} steps in 4 microbatches, 4 stages on 2 devices" in profile.summary()
 
 
+@pytest.mark.timeout(120)
 def test_the_command_records_a_script_and_ends_it(tmp_path):
     script, report = tmp_path / "train.py", tmp_path / "step.nsys-rep"
-    script.write_text(PROGRAM)
+    script.write_text(PROGRAM + "import time\ntime.sleep(1000)\n")
     command = [sys.executable, "-c", "from pykern.cli import main; main()"]
-    # More steps than fit into the seconds.
-    command += [
-        "nsys",
-        "--seconds",
-        "5",
-        str(report),
-        str(script),
-        "1000000",
-        str(tmp_path / "rows.json"),
-    ]
+    # A busy machine needs many of these seconds before the first step.
+    command += ["nsys", "--seconds", "20", report, script, str(NUM_STEPS), tmp_path / "rows.json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert "steps in 4 microbatches, 4 stages on 2 devices" in done.stdout
+    assert f"{NUM_STEPS} steps in 4 microbatches, 4 stages on 2 devices" in done.stdout
     assert report.exists()
-    assert not (tmp_path / "rows.json").exists()
