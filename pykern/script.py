@@ -18,6 +18,16 @@ class ScriptEnds(BaseException):
     """Ends the script: enough has been seen. Scripts that go on after errors do not catch it."""
 
 
+def require_script(script: str) -> None:
+    """Refuses a script that is not there, before there is something to lose.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    if not Path(script).is_file():
+        raise ValueError(f"script must be a file, got {script}. Give the path of the script")
+
+
 def run_script(script: str, arguments: Sequence[str]) -> None:
     """Runs the script to its end, or until something in it raises `ScriptEnds`.
 
@@ -30,8 +40,7 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
         SystemExit: the script ends with a status that is not 0.
         ScriptFailed: the script raises another exception.
     """
-    if not Path(script).is_file():
-        raise ValueError(f"script must be a file, got {script}. Give the path of the script")
+    require_script(script)
     with ExitStack() as undo:
         undo.enter_context(replaced(sys, "argv", [script, *arguments]))
         undo.enter_context(replaced(sys, "path", [str(Path(script).parent.absolute()), *sys.path]))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .errors import BadInput, bad_input
+from .reports import require_files
 from .values import DeviceNames
 
 if TYPE_CHECKING:
@@ -28,11 +29,10 @@ def box(
     The file has versions, processors, GPUs and times, and nothing else; nothing is sent.
     """
     with bad_input():
+        require_files(out=out)
         from ..benchmark import run
-        from ..replacing import require_folder
         from ..tuning.progress import told
 
-        require_folder("--out", out)
         with told("measuring") as tell:
             results = run(devices, seconds, lambda _, share: tell(share), _tell_of_failure)
         try:
@@ -87,6 +87,7 @@ def report(
         from ..benchmark.report import MOST_BOXES, as_markdown, picture_of_boxes
         from ..plan.drawing.picture import write_picture
 
+        require_files(picture=picture)
         if len(files) > MOST_BOXES:
             raise BadInput(f"FILES must be at most {MOST_BOXES}, got {len(files)}. Show some")
         names = [file.stem for file in files]

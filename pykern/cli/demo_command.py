@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
+from ..demo.files import make_folder, require_text_file, require_usable
+from ..schedules import require_named
 from .errors import bad_input
-from .schedule_options import Given, with_schedule_options
+from .schedule_options import Given, require_owned, with_schedule_options
 from .sources import TRAINED, scheduled
 from .values import DeviceNames, Microbatches, number_option
 
@@ -26,9 +28,13 @@ def demo(
 ) -> None:
     """Train a small GPT by a pipeline, and compare the run with its prediction."""
     with bad_input():
+        require_named(schedule)
+        require_owned([schedule], options)
+        if data is not None:
+            require_text_file(data)
+        require_usable(out)
         from rich.console import Console
 
-        from ..demo.report import make_folder
         from ..demo.run import DemoSettings, run
         from ..demo.text import standard_library, text_file
         from ..pipeline.choose_plan import require_runnable

@@ -9,7 +9,7 @@ from .errors import bad_input
 from .schedule_options import Given, of_schedule, require_owned, with_schedule_options
 from .sources import CATALOGUE
 from .values import BoxProfile, Microbatches, RecomputeLevel, number_option
-from .workloads import ModelSource, workload_of
+from .workloads import ModelSource, require_source, workload_of
 
 if TYPE_CHECKING:
     from ..boxes import Box
@@ -60,12 +60,13 @@ def fit(
     with bad_input():
         require_named(schedule)
         require_owned([schedule], options)
+        require_source(source)
+        room = _room(devices, memory, box)
         import torch
         from rich.console import Console
 
         from ..sizes.changes import PlannedStep, changes
 
-        room = _room(devices, memory, box)
         with torch.device("meta"):
             workload = workload_of(source)(len(room.memory))
         arguments = {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..schedules import require_named
+from ..script import require_script
 from .errors import bad_input, errors_of
 from .reports import HtmlFile, PictureFile, TraceFile, require_files, show
 from .schedule_options import Given, require_owned, with_schedule_options
@@ -73,6 +74,7 @@ def profile(
         if source is not None and source.endswith(".py"):
             given = [name for name in _OF_MODELS if _is_given(context, name)]
             _refuse_of_models([*given, *options])
+            require_script(source)
             run = partial(_of_script, source, arguments or [], steps, nsys)
         else:
             _refuse_of_scripts(source, arguments, nsys)
@@ -134,10 +136,11 @@ def _made(source: str | None, options: Given, more: dict[str, Any]) -> "tuple[Pi
     """The pipeline of a model, and its batch."""
     require_named(more["schedule"])
     require_owned([more["schedule"]], options)
+    make = workload_of(source)
     from ..pipeline.pipeline import Pipeline
     from ..runtime.devices import parse_devices
 
-    workload = workload_of(source)(len(parse_devices(more["devices"])))
+    workload = make(len(parse_devices(more["devices"])))
     sample = workload.sample(more["microbatches"])
     given = {**more, **options, "loss_fn": workload.loss_fn, "sample": sample}
     return Pipeline(workload.model, **given), workload

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ..boxes import load
+from ..script import require_script
 from .errors import bad_input, errors_of
 from .reports import HtmlFile, PictureFile, TraceFile, require_files, show
 from .values import number_option
@@ -40,12 +42,13 @@ def rehearse(
     order is wrong, or the script fails.
     """
     with bad_input():
-        from ..boxes import load
+        require_files(json=json, html=html, trace=trace, picture=picture)
+        require_script(str(script))
+        profile = load(box)
         from ..rehearse.run import rehearse as run
 
-        require_files(json=json, html=html, trace=trace, picture=picture)
         with errors_of(str(script)):
-            found = run(str(script), arguments or [], load(box), steps)
+            found = run(str(script), arguments or [], profile, steps)
     if not found.passes and not found.timelines():
         # The summary says why there are no times; the verdict is the exit status.
         trace = picture = None

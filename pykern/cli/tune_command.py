@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from .errors import bad_input
+from .reports import require_files
 from .values import DeviceNames
 from .workloads import ModelSource, workload_of
 
@@ -33,14 +34,13 @@ def tune(
 ) -> None:
     """Measure a model, search by simulation, run the best six, and print them with others."""
     with bad_input():
-        from ..replacing import require_folder
+        require_files(out=out, resume=resume)
+        make = workload_of(source)
         from ..runtime.devices import parse_devices
         from ..tuning import TuneInterrupted
         from ..tuning import tune as tuned
 
-        if out is not None:
-            require_folder("--out", out)
-        code, workload = 0, workload_of(source)(len(parse_devices(devices)))
+        code, workload = 0, make(len(parse_devices(devices)))
         try:
             choice = tuned(
                 workload.model,

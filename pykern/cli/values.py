@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 
 from ..plan import Costs, Plan
+from ..runtime.device_names import require_known
 
 
 class ShareCosts(NamedTuple):
@@ -74,6 +75,15 @@ def share_costs(given: object) -> ShareCosts:
     return ShareCosts(*times)
 
 
+def device_names(given: object) -> str:
+    """A name of devices that may exist; whether they do is known to torch alone."""
+    try:
+        require_known(str(given))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return str(given)
+
+
 class Stages(NamedTuple):
     """Numbers of stages, each once; None for all stages."""
 
@@ -115,7 +125,12 @@ BoxProfile = Annotated[
         "rtx3090x2, or 4x4090 for four of those, whose figures are published and not measured.",
     ),
 ]
-DeviceNames = Annotated[str, typer.Option(help='"cpu:2": two workers; "cuda": all GPUs.')]
+DeviceNames = Annotated[
+    str,
+    typer.Option(
+        help='"cpu:2": two workers; "cuda": all GPUs.', parser=device_names, metavar="NAME"
+    ),
+]
 Microbatches = Annotated[int, number_option(about="Parts of each batch.")]
 RecomputeLevel = Annotated[
     Literal["none", "ops", "layer", "stage"],

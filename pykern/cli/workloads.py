@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -55,6 +56,34 @@ class Workload(NamedTuple):
 MakeWorkload = Callable[[int], Workload]
 
 
+def require_source(source: str | None) -> None:
+    """Refuses a source whose module is not there, which can be told without torch.
+
+    Raises:
+        ValueError: it is not "module:function", or there is no such module.
+    """
+    if source is None:
+        return
+    module_name, _ = _names(source)
+    outermost = module_name.partition(".")[0]
+    if find_spec(outermost) is None:
+        raise ValueError(
+            f"the model must be a function of a module, got '{source}': there is no module "
+            f"{outermost}. Run pykern in its folder"
+        )
+
+
+def _names(source: str) -> tuple[str, str]:
+    """The names of the module, which is looked for beside the user first, and of the function."""
+    module_name, _, name = source.partition(":")
+    if not module_name or not name.isidentifier():
+        raise ValueError(f"the model must be module:function, got '{source}'")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return module_name, name
+
+
 def workload_of(source: str | None) -> MakeWorkload:
     """A function that makes the model and its batch.
 
@@ -62,16 +91,12 @@ def workload_of(source: str | None) -> MakeWorkload:
         source: "module:function", looked for beside the user first; None for the demo's.
 
     Raises:
-        ValueError: the function does not exist.
+        ValueError: the module or the function does not exist.
     """
     if source is None:
         return _seeded(_demo)
-    module_name, _, name = source.partition(":")
-    if not module_name or not name.isidentifier():
-        raise ValueError(f"the model must be module:function, got '{source}'")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    require_source(source)
+    module_name, name = _names(source)
     function = getattr(import_module(module_name), name, None)
     if not callable(function):
         raise ValueError(

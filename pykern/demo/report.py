@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING
@@ -24,22 +23,6 @@ if TYPE_CHECKING:
 
 PICTURE = "timeline.png"
 TRACE = "trace.json"
-
-
-def make_folder(out: Path) -> None:
-    """Make the folder for the demo's files, or refuse early a folder that cannot be written to.
-
-    Raises:
-        OSError: If the folder cannot be made.
-        ValueError: If `out` is not a folder, or may not be written to.
-    """
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder, got the file {out}")
-    out.mkdir(parents=True, exist_ok=True)
-    if not os.access(out, os.W_OK):
-        raise ValueError(
-            f"--out must be a folder that may be written to, got {out}. Choose another folder"
-        )
 
 
 def opening(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from .files import require_text_file
 
 MAX_BYTES = 4_000_000
 HELD_OUT_SHARE = 1 / 16
@@ -64,10 +65,7 @@ def text_file(path: Path, window: int) -> Corpus:
         ValueError: If it is not a regular file, is binary, or is too short.
         OSError: If it cannot be read.
     """
-    # Looking before opening: opening a pipe would wait for a writer that may never come.
-    if not stat.S_ISREG(path.stat().st_mode):
-        kind = "a directory" if path.is_dir() else "not a regular file"
-        raise ValueError(f"path must be a text file, got {path}, which is {kind}")
+    require_text_file(path)
     with path.open("rb") as file:
         text = file.read(MAX_BYTES)
     if (position := text.find(0)) >= 0:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ..script import require_script
 from .export import command_of, import_recording
 
 _SUFFIX = ".nsys-rep"
@@ -32,8 +33,7 @@ def record(report: str | os.PathLike[str], script: Sequence[str], seconds: int =
         raise ValueError(f"report must end in {_SUFFIX}, got {path.name}. Name it step{_SUFFIX}")
     if path.exists():
         raise ValueError(f"report must be a new file, got {path.name}, which exists. Remove it")
-    if not Path(script[0]).is_file():
-        raise ValueError(f"the script must be a file, got {script[0]}. Give the path of the script")
+    require_script(script[0])
     nsys = command_of("Run the script without it: pipe.profile needs no other tool")
     # Imported here, because reading a report needs no torch.
     import torch  # noqa: PLC0415

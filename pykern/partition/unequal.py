@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..plan import Costs, Kind, Plan, simulate
-from .balance import Partition
 from .bottleneck import spans_of
+
+if TYPE_CHECKING:
+    from .balance import Partition
 
 # The number of equal parts of a layer's cost: F, and each half of its backward.
 _PARTS = 3

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from math import inf
 
 import torch
 
-_WORKERS = re.compile(r"cpu(?::([0-9]{1,4}))?")
-_GPU = re.compile(r"cuda:([0-9]{1,4})(?:/([0-9]{1,4}))?")
-MAX_WORKERS = 256
-MAX_PARTS = 64
+from .device_names import GPU, WORKERS, gpu_and_parts, num_workers, unknown
 
 
 @dataclass(frozen=True)
@@ -101,15 +97,14 @@ def parse_devices(devices: Devices) -> list[DeviceLane]:
 
 def _lanes(name: str) -> list[DeviceLane]:
     """The lanes that a string on its own stands for."""
-    if workers := _WORKERS.fullmatch(name):
-        count = _in_range(name, "workers", int(workers[1] or 1), MAX_WORKERS)
+    if (count := num_workers(name)) is not None:
         return [DeviceLane(torch.device("cpu"))] * count
     if name == "cuda":
         return [DeviceLane(torch.device("cuda", index)) for index in range(_num_gpus(name))]
-    if (gpu := _GPU.fullmatch(name)) is None:
-        raise _unknown(name)
-    num_parts = _in_range(name, "parts", int(gpu[2] or 1), MAX_PARTS)
-    device = _gpu(name, int(gpu[1]))
+    if (gpu := gpu_and_parts(name)) is None:
+        raise unknown(name)
+    index, num_parts = gpu
+    device = _gpu(name, index)
     return [DeviceLane(device, part, num_parts) for part in range(num_parts)]
 
 
@@ -119,13 +114,13 @@ def _device(name: str) -> torch.device:
         return torch.device("cpu")
     if name == "cuda":
         raise ValueError("device must say which GPU in a list, got 'cuda'. Use 'cuda:0'")
-    if _WORKERS.fullmatch(name):
+    if WORKERS.fullmatch(name):
         raise ValueError(
             f"device {name!r} in a list must be 'cpu', since CPU workers have no numbers. Use "
             "devices='cpu:2' for two"
         )
-    if (gpu := _GPU.fullmatch(name)) is None:
-        raise _unknown(name)
+    if (gpu := GPU.fullmatch(name)) is None:
+        raise unknown(name)
     if gpu[2] is not None:
         raise ValueError(
             f"device must be a whole GPU in a list, got {name!r}. Only a GPU on its own is split "
@@ -157,16 +152,3 @@ def _num_gpus(name: str) -> int:
             "'cpu:4'"
         )
     return count
-
-
-def _in_range(name: str, what: str, count: int, largest: int) -> int:
-    if not 1 <= count <= largest:
-        raise ValueError(f"devices must have 1 to {largest} {what}, got {name!r}")
-    return count
-
-
-def _unknown(name: str) -> ValueError:
-    return ValueError(
-        f"device {name!r} is unknown: use 'cpu:N' for N CPU workers, 'cuda' for every GPU, "
-        "'cuda:0' for one, 'cuda:0/4' for four parts of one, or a list of 'cpu' or of 'cuda:0'"
-    )

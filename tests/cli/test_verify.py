@@ -123,7 +123,7 @@ def test_options_of_schedules() -> None:
             "the model must be a function of the module users_model, got 'missing', which "
             "is not there",
         ),
-        (["nobodys_model:make"], "No module named 'nobodys_model'"),
+        (["nobodys_model:make"], "there is no module nobodys_model. Run pykern in its folder"),
         (["users_model:two", "--schedule", "gpipe"], "must return (model, inputs, target) or"),
         (
             ["users_model:no_loss", "--schedule", "gpipe"],

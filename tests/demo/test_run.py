@@ -15,8 +15,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from pykern import Pipeline
+from pykern.demo.files import make_folder
 from pykern.demo.progress import progress
-from pykern.demo.report import make_folder
 from pykern.demo.run import DemoSettings, run
 from pykern.demo.text import Corpus, batches, even_windows, text_file
 from pykern.demo.train import held_out_loss, train

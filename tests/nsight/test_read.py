@@ -240,7 +240,7 @@ def test_a_recording_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"report must be a new file, got step\.nsys-rep"):
         record(report, [str(script)])
     report.unlink()
-    with pytest.raises(ValueError, match=r"the script must be a file, got nowhere\.py"):
+    with pytest.raises(ValueError, match=r"script must be a file, got nowhere\.py"):
         record(report, ["nowhere.py"])
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ValueError, match="nsys must be on the PATH"):

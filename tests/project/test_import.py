@@ -33,8 +33,18 @@ def test_import_loads_no_cuda_library(python):
     assert [path for path in libraries if "cuda" in path or "nccl" in path] == []
 
 
-@pytest.mark.parametrize("module", ["pykern", "pykern.plan", "pykern.schedules"])
-def test_planning_imports_no_torch(python, module):
+@pytest.mark.parametrize(
+    "module",
+    [
+        "pykern",
+        "pykern.plan",
+        "pykern.schedules",
+        "pykern.nsight",
+        "pykern.kineto",
+        "pykern.benchmark",
+    ],
+)
+def test_planning_and_reading_import_no_torch(python, module):
     ran = python("-c", f"import sys, {module}; print('torch' in sys.modules)")
     assert ran.stdout == "False\n"
 

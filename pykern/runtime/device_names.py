@@ -1,0 +1,58 @@
+"""Names of devices as text, without a look at the machine: they need no torch."""
+
+from __future__ import annotations
+
+import re
+
+WORKERS = re.compile(r"cpu(?::([0-9]{1,4}))?")
+GPU = re.compile(r"cuda:([0-9]{1,4})(?:/([0-9]{1,4}))?")
+MAX_WORKERS = 256
+MAX_PARTS = 64
+
+
+def num_workers(name: str) -> int | None:
+    """The number of CPU workers; None if the name is not one of workers.
+
+    Raises:
+        ValueError: the number is out of range.
+    """
+    found = WORKERS.fullmatch(name)
+    if found is None:
+        return None
+    return _in_range(name, "workers", int(found[1] or 1), MAX_WORKERS)
+
+
+def gpu_and_parts(name: str) -> tuple[int, int] | None:
+    """The index of a GPU and the number of its parts; None if the name is not one of a GPU.
+
+    Raises:
+        ValueError: the number of parts is out of range.
+    """
+    found = GPU.fullmatch(name)
+    if found is None:
+        return None
+    return int(found[1]), _in_range(name, "parts", int(found[2] or 1), MAX_PARTS)
+
+
+def require_known(name: str) -> None:
+    """Refuses a name that cannot stand for devices on any machine.
+
+    Raises:
+        ValueError: the name is unknown, or a number in it is out of range.
+    """
+    if name != "cuda" and num_workers(name) is None and gpu_and_parts(name) is None:
+        raise unknown(name)
+
+
+def unknown(name: str) -> ValueError:
+    """The error for a name that is unknown."""
+    return ValueError(
+        f"device {name!r} is unknown: use 'cpu:N' for N CPU workers, 'cuda' for every GPU, "
+        "'cuda:0' for one, 'cuda:0/4' for four parts of one, or a list of 'cpu' or of 'cuda:0'"
+    )
+
+
+def _in_range(name: str, what: str, count: int, largest: int) -> int:
+    if not 1 <= count <= largest:
+        raise ValueError(f"devices must have 1 to {largest} {what}, got {name!r}")
+    return count
