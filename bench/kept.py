@@ -84,3 +84,14 @@ def _read(file: Path) -> Results:
         else:
             headers.append(line)
     return Results(tuple(headers), {key: Row(tuple(of)) for key, of in records.items()})
+
+
+def newest_lines(claim: str) -> list[dict[str, Any]]:
+    """The results of a claim that is measured by a command of its own, a line for each."""
+    file = max(FOLDER.glob(f"{claim}_*.jsonl"), key=lambda path: path.stem.rpartition("_")[2])
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def percent(ratio: float) -> str:
+    """With a digit behind the point."""
+    return f"{100 * ratio:.1f} %".replace("-", "−")  # noqa: RUF001 - a minus sign

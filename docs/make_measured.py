@@ -1,4 +1,4 @@
-"""Writes the figures of measured.md, and tables of bench/README.md and gpus.md, from bench/results.
+"""Writes the figures of measured.md, and tables of other pages, from bench/results.
 
 Run from anywhere: python docs/make_measured.py. The text between two markers of a page is replaced;
 a test compares the pages with what this makes. The newest file of a claim counts, so run this
@@ -16,6 +16,8 @@ sys.path.insert(0, str(ROOT))
 kept = importlib.import_module("bench.kept")
 tables = importlib.import_module("bench.kept_tables")
 gpu_tables = importlib.import_module("bench.gpu_tables")
+estimates_table = importlib.import_module("bench.estimates_table")
+tuning_tables = importlib.import_module("bench.tuning_tables")
 
 CLAIMS = (
     *("dispatch", "crossover", "pipeline", "adapters", "plan", "budgets", "stream", "async"),
@@ -228,6 +230,8 @@ def made() -> dict[str, str]:
         "docs/measured.md": {"figures": figures, "origins": origins},
         "bench/README.md": tables.TABLES,
         "docs/gpus.md": gpu_tables.TABLES,
+        "docs/memory.md": estimates_table.TABLES,
+        "docs/tuning.md": tuning_tables.TABLES,
     }
     return {name: filled(name, by_block) for name, by_block in blocks.items()}
 
