@@ -56,16 +56,16 @@ def test_dispatch(
     batch = torch.randn(2, 4 * num_microbatches, 16)
     x, y = batch
     contenders = [
-        _hand_loop(chain, batch, num_microbatches),
-        _hand_loop(chain, batch, num_microbatches, "engine loop"),
-        _hand_loop(chain, batch, num_microbatches, "engine loop, strides kept"),
-        _pykern(chain, batch, num_microbatches, num_workers=1, in_loop_order=True),
+        hand_loop(chain, batch, num_microbatches),
+        hand_loop(chain, batch, num_microbatches, "engine loop"),
+        hand_loop(chain, batch, num_microbatches, "engine loop, strides kept"),
+        in_pykern(chain, batch, num_microbatches, num_workers=1, in_loop_order=True),
         other.torch_runtime(other.Task(chain, x, y, num_microbatches, F.mse_loss), num_stages),
     ]
     if num_stages > 1:
         contenders[4:4] = [
-            _pykern(chain, batch, num_microbatches, num_workers=1),
-            _pykern(chain, batch, num_microbatches, num_workers=num_stages),
+            in_pykern(chain, batch, num_microbatches, num_workers=1),
+            in_pykern(chain, batch, num_microbatches, num_workers=num_stages),
         ]
     assert_same_answer(contenders)
     samples = interleave(benchmark, contenders, 1 if smoke else 200, clock=CLOCKS[clock])
@@ -94,9 +94,9 @@ def test_crossover(width: int, benchmark: BenchmarkFixture, smoke: bool, report:
     )
     batch = torch.randn(2, 32 * num_microbatches, width)
     contenders = [
-        _hand_loop(chain, batch, num_microbatches),
-        _pykern(chain, batch, num_microbatches, num_workers=1),
-        _pykern(chain, batch, num_microbatches, num_workers=2),
+        hand_loop(chain, batch, num_microbatches),
+        in_pykern(chain, batch, num_microbatches, num_workers=1),
+        in_pykern(chain, batch, num_microbatches, num_workers=2),
     ]
     assert_same_answer(contenders)
     samples = interleave(benchmark, contenders, rounds=1 if smoke else 60)
@@ -113,7 +113,7 @@ def test_crossover(width: int, benchmark: BenchmarkFixture, smoke: bool, report:
     report(judge("crossover", case, samples, baseline="hand loop", figures=figures))
 
 
-def _hand_loop(
+def hand_loop(
     model: nn.Sequential, batch: Tensor, num_microbatches: int, name: str = "hand loop"
 ) -> Contender:
     """The loop that one would write to run these stages microbatch by microbatch, and fast.
@@ -163,7 +163,7 @@ def _hand_loop(
     return in_this_process(name, chain, 1, step)
 
 
-def _pykern(
+def in_pykern(
     model: nn.Sequential,
     batch: Tensor,
     num_microbatches: int,

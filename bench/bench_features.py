@@ -154,8 +154,8 @@ def test_feature(name: str, benchmark: BenchmarkFixture, smoke: bool, report: Re
     model = make()
     batch = torch.randn(2, 4 * num_microbatches, WIDTH)
     contenders = [
-        _loop(model, batch, num_microbatches, through),
-        _pykern(model, batch, loop_order(num_stages, num_microbatches), options),
+        in_a_loop(model, batch, num_microbatches, through),
+        in_pykern(model, batch, loop_order(num_stages, num_microbatches), options),
     ]
     # The loop cannot know the seed of the step.
     if name != "dropout":
@@ -163,9 +163,7 @@ def test_feature(name: str, benchmark: BenchmarkFixture, smoke: bool, report: Re
     samples = interleave(benchmark, contenders, 1 if smoke else 100, clock=time.process_time_ns)
     if smoke:
         return
-    # The last stage has no R.
-    per_microbatch = {"recompute": 3 * num_stages - 1, "recorded": 2 * NUM_SEGMENTS}
-    num_actions = num_microbatches * per_microbatch.get(name, 2 * num_stages)
+    num_actions = num_microbatches * actions_of_a_microbatch(name)
 
     def figures(median_ms: float, hand_ms: float) -> dict[str, float]:
         return {
@@ -177,7 +175,17 @@ def test_feature(name: str, benchmark: BenchmarkFixture, smoke: bool, report: Re
     report(judge("features", case, samples, baseline="engine loop", figures=figures))
 
 
-def _loop(model: nn.Module, batch: Tensor, num_microbatches: int, through: Through) -> Contender:
+def actions_of_a_microbatch(name: str) -> int:
+    """Of a recorded model, its segments in both directions."""
+    num_stages = CASES[name][2]
+    # The last stage has no R.
+    special = {"recompute": 3 * num_stages - 1, "recorded": 2 * NUM_SEGMENTS}
+    return special.get(name, 2 * num_stages)
+
+
+def in_a_loop(
+    model: nn.Module, batch: Tensor, num_microbatches: int, through: Through
+) -> Contender:
     own = copy.deepcopy(model)
     share = torch.tensor(1 / num_microbatches)
 
@@ -191,7 +199,7 @@ def _loop(model: nn.Module, batch: Tensor, num_microbatches: int, through: Throu
     return in_this_process("engine loop", own, 1, step)
 
 
-def _pykern(model: nn.Module, batch: Tensor, plan: Plan, options: dict[str, Any]) -> Contender:
+def in_pykern(model: nn.Module, batch: Tensor, plan: Plan, options: dict[str, Any]) -> Contender:
     own = copy.deepcopy(model)
     pipe = pykern.Pipeline(own, devices="cpu:1", schedule=plan, loss_fn=F.mse_loss, **options)
     x, y = batch
