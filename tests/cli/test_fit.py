@@ -71,6 +71,8 @@ def test_a_model_that_needs_a_change() -> None:
     assert "It fits with microbatches=8: the most is 0." in result.stdout
 
 
+# Every change of the default model is tried: 37 s on a busy machine.
+@pytest.mark.timeout(200)
 def test_less_than_a_mebibyte_is_not_0() -> None:
     result = fit("--devices", "2", "--memory", "0.0001")
     assert result.exit_code == 1
