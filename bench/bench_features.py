@@ -176,7 +176,7 @@ def test_feature(name: str, benchmark: BenchmarkFixture, smoke: bool, report: Re
 
 
 def actions_of_a_microbatch(name: str) -> int:
-    """Of a recorded model, its segments in both directions."""
+    """The actions of a microbatch; a segment of a recorded model counts as two."""
     num_stages = CASES[name][2]
     # The last stage has no R.
     special = {"recompute": 3 * num_stages - 1, "recorded": 2 * NUM_SEGMENTS}

@@ -1,4 +1,4 @@
-"""The count of instructions runs: outside Valgrind its marks do nothing."""
+"""Contenders are the same, and a count of Valgrind is read."""
 
 from pathlib import Path
 

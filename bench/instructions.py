@@ -3,8 +3,7 @@
     python -m bench.instructions --out instructions.jsonl
 
 The contenders are those of `bench_dispatch` and `bench_features`. A count needs no quiet machine:
-other programs change nothing in it. It is no time either: an instruction may take long, and a loop
-that waits for memory executes no more of them.
+other programs change nothing in it. An instruction that waits for memory counts as any other.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _WRITTEN = re.compile(r"^desc: Trigger: Client Request: (.*)\|(\d+)$.*^totals: (
 
 
 def contenders(case: str, num_microbatches: int) -> tuple[list[Contender], int]:
-    """Those of a case, and the actions of one of their steps; the first is the baseline."""
+    """The contenders of a case, a loop first, and the actions of one of their steps."""
     torch.manual_seed(0)
     if case not in STAGES:
         make, through, num_stages, options = features.CASES[case]
@@ -123,7 +122,7 @@ def main() -> None:
         case, num_microbatches, library = options.run
         run(case, int(num_microbatches), library)
         return
-    header = {**environment(f"python -m bench.instructions {' '.join(sys.argv[1:])}")}
+    header = {**environment("python -m bench.instructions --out instructions.jsonl")}
     header["clock"] = "instructions, counted by Valgrind"
     found = list(_all([case for case in CASES if case.startswith(options.only)]))
     if options.out:

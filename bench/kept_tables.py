@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from .kept import Results, Row, newest
+from .kept import FOLDER, Results, Row, newest
 
 
 class Table(NamedTuple):
@@ -91,6 +92,24 @@ def us_beyond(row: Row, loop: Row) -> float:
     return 1e3 * (row["p20_ms"] - loop["p20_ms"]) / num_actions
 
 
+def instructions() -> Table:
+    """A row for each contender, in instructions."""
+    headings = ["case", "contender", "instructions per action", "beyond the loop", "x the loop"]
+    file = max(FOLDER.glob("instructions_*.jsonl"), key=lambda file: file.stem.rpartition("_")[2])
+    header, *lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    rows = [
+        [
+            of["case"],
+            of["contender"],
+            f"{of['instructions']:,}",
+            f"{of['beyond']:,}",
+            f"{of['ratio']:.2f}",
+        ]
+        for of in lines
+    ]
+    return Table(Results((header,), {}), headings, rows)
+
+
 def features() -> Table:
     """A row for each feature beside its loop, by CPU time at the 20th percentile."""
     results = newest("features")
@@ -167,6 +186,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "plan": plans,
     "dispatch": dispatch,
     "features": features,
+    "instructions": instructions,
     "crossover": crossover,
     "peers": lambda: contenders(
         "peers", {"tiny": "4 x Linear", "GPT": "GPT"}, ["us beyond, per action"]
