@@ -59,9 +59,9 @@ class Chain:
     def forget(self) -> None:
         """Does nothing when modules have changed, as forwards are not recorded here."""
 
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def enter(self, calls: Sequence[Call | None]) -> Sequence[Call | None]:
         """The arguments of the first layer, and the keyword arguments offered to all layers."""
-        return args, kwargs
+        return calls
 
     def require_unchanged(self, modules: Mapping[str, nn.Module | None]) -> None:
         """Raises RuntimeError if a layer was replaced, added or removed, or the model has hooks."""
@@ -112,7 +112,7 @@ class RecordedChain:
 
     def first_input(self, sample: Any) -> Any:
         """The input of the first segment for a sample."""
-        return self._traced.enter(*call_of(sample))
+        return self._traced.enter([call_of(sample)])[0]
 
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
         """Sets the segments and the device of each stage, and the direct routes between devices."""
@@ -126,13 +126,14 @@ class RecordedChain:
         """Forgets recorded forwards, because modules have changed; they are recorded again."""
         self._traced.forget()
 
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """The input of the first segment.
+    def enter(self, calls: Sequence[Call | None]) -> Sequence[Call | None]:
+        """The input of the first segment for each call; None stays.
 
         Raises:
             CutError: these inputs lead another way through the model than the sample.
         """
-        return (self._traced.enter(args, kwargs),), {}
+        entered = iter(self._traced.enter([call for call in calls if call is not None]))
+        return [None if call is None else ((next(entered),), {}) for call in calls]
 
     def require_unchanged(self, modules: Mapping[str, nn.Module | None]) -> None:
         """Raises RuntimeError if a module was replaced."""

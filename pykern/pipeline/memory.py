@@ -169,7 +169,9 @@ def first_microbatch(pipe: Steps, call: Call, target: Any) -> tuple[Call, Any]:
     """The first microbatch, which is as large as any other, as the first stage takes it."""
     rows = pipe._rows(call, target)
     part, of_target = microbatch.split((call, target), rows)[0]
-    return pipe._chain.enter(*part), of_target
+    (entered,) = pipe._chain.enter([part])
+    assert entered is not None
+    return entered, of_target
 
 
 def _state_bytes(parameters: Sequence[Tensor], optimizer: Optimizer) -> int:

@@ -150,9 +150,8 @@ class Steps(Measured):
             )
         self._chain.require_unchanged(self._modules)
         self._arguments.require(call, target=target, loss=loss_fn)
-        rows = self._rows(call, target)
+        rows = self._rows(call, target, may_have_graphs=False)
         given = (*call, target)
-        microbatch.refuse_graphs(given)
         call, target = self._executor.replicas.place(call, target)
         parts = None if target is None else microbatch.split(target, rows)
         targets = None if parts is None else self._executor.replicas.place_targets(parts)
@@ -286,11 +285,14 @@ class Steps(Measured):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _rows(self, call: Call, target: Any = None) -> list[int]:
+    def _rows(
+        self, call: Call, target: Any = None, *, may_have_graphs: bool = True
+    ) -> list[int]:
         batch = {"inputs": call[0], "named": call[1]}
         if target is not None:
             batch["target"] = target
-        return microbatch.sizes(microbatch.batch_size(batch), self.plan.num_microbatches)
+        size = microbatch.batch_size(batch, may_have_graphs=may_have_graphs)
+        return microbatch.sizes(size, self.plan.num_microbatches)
 
     def _weights(self, rows: Sequence[int], total: int) -> list[float]:
         return [1.0 if self._reduction == "sum" else n / total for n in rows]

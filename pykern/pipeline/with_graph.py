@@ -211,11 +211,13 @@ class _Begin:
         self.outside: list[Tensor] = []
         self.leaves: list[Tensor] = []
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        found = cut((args, kwargs))
-        self.outside += found.outputs
-        self.leaves += found.leaves
-        return self._enter(*found.value)
+    def __call__(self, calls: Sequence[Call | None]) -> Sequence[Call | None]:
+        found = [None if call is None else cut(call) for call in calls]
+        for one in found:
+            if one is not None:
+                self.outside += one.outputs
+                self.leaves += one.leaves
+        return self._enter([None if one is None else one.value for one in found])
 
 
 def end_of_backward(call: Call, model: nn.Module) -> Tensor | None:

@@ -18,12 +18,13 @@ from .stage.stage import Ends, Finish, Stage
 
 _PLAIN = (int, float, str, type(None), Enum)
 
-# Turns a microbatch's arguments of the model into arguments of the first layer.
-Enter = Callable[[tuple[Any, ...], dict[str, Any]], Call]
+# Turns microbatches' arguments of the model into arguments of the first layer; None for a
+# microbatch without rows.
+Enter = Callable[[Sequence[Call | None]], Sequence[Call | None]]
 
 
-def _as_it_is(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    return args, kwargs
+def _as_they_are(calls: Sequence[Call | None]) -> Sequence[Call | None]:
+    return calls
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Batch:
             starts. `Losses` in a training step.
         levels: by stage and microbatch, the recompute level; None for a microbatch that is not
             recomputed, empty for a step without recompute.
-        enter: turns a microbatch of `inputs` into the positional arguments of the first layer, and
+        enter: turns the microbatches of `inputs` into positional arguments of the first layer, and
             keyword arguments for all layers whose forward names them.
         given: what the caller has given, which may be in pinned memory that copies still read.
     """
@@ -48,16 +49,16 @@ class Batch:
     rows: Sequence[int]
     finish: Losses | Finish
     levels: Sequence[Sequence[Level | None]] = ()
-    enter: Enter = _as_it_is
+    enter: Enter = _as_they_are
     given: Any = ()
 
     @once
     def calls(self) -> Sequence[Call | None]:
         """The result of `enter` for each microbatch; None for a microbatch without rows."""
         parts = microbatch.split(self.inputs, self.rows)
-        return [
-            self.enter(*part) if rows else None for part, rows in zip(parts, self.rows, strict=True)
-        ]
+        if 0 in self.rows:
+            parts = [part if rows else None for part, rows in zip(parts, self.rows, strict=True)]
+        return self.enter(parts)
 
 
 def values_of(inputs: Call, target: Any = None) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..kernels.head_loss import WithGradients
 from ..tensors.finite import require_finite
 from ..tensors.trees import all_tensors
+from ..torch_private.bare_calls import bare
 from ..user_code import warn
 from .microbatch import to_device
 
@@ -68,6 +69,7 @@ class Losses:
         in_one_memory: bool = False,
     ) -> None:
         self.function = loss_fn
+        self._call = bare(loss_fn)
         self.scale = scale
         self._must_be_finite = must_be_finite
         self._targets = targets
@@ -106,7 +108,7 @@ class Losses:
             once: whether each output of the step is computed only once, without an R.
         """
         if self._targets is None:
-            loss = self.function(output)
+            loss = self._call(output)
         else:
             target = self._targets[microbatch]
             if not (self._on_cpu and type(output) is Tensor and output.is_cpu):
@@ -120,7 +122,7 @@ class Losses:
                 if ended is not None:
                     self._keep(microbatch, ended.loss)
                     return ended.outputs, ended.gradients
-            loss = self.function(output, target)
+            loss = self._call(output, target)
         if not (
             type(loss) is Tensor
             and loss.dtype is self._type

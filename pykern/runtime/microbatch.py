@@ -25,7 +25,7 @@ def sizes(batch_size: int, num_microbatches: int) -> list[int]:
     return [rows + 1] * larger + [rows] * (num_microbatches - larger)
 
 
-def batch_size(tree: Any) -> int:
+def batch_size(tree: Any, *, may_have_graphs: bool = True) -> int:
     """Size of dimension 0, on which all tensors of the tree that have one must agree.
 
     A tree that is a dict of arguments by name lets messages name them.
@@ -33,6 +33,8 @@ def batch_size(tree: Any) -> int:
     Raises:
         SplitError: no tensor has a dimension 0, tensors differ in it, a tensor is not dense, or the
             batch is empty.
+        RuntimeError: a tensor has an autograd graph outside the pipeline, and must not: the
+            backward of the first microbatch would free the graph, which all microbatches share.
     """
     rows: list[int] = []
     others: list[Any] = []
@@ -44,6 +46,12 @@ def batch_size(tree: Any) -> int:
             raise SplitError(
                 f"tensors of a batch must be dense, got a {kind} one, which cannot be cut into "
                 "microbatches. Give dense tensors, such as to_dense() or to_padded_tensor() returns"
+            )
+        elif leaf.grad_fn is not None and not may_have_graphs:
+            raise RuntimeError(
+                "tensors of the batch must have no graph of their own, which each microbatch "
+                f"would run backward, got shape {tuple(leaf.shape)} with {leaf.grad_fn.name()}. "
+                "Put the computation into the model, or detach() the tensor"
             )
         elif leaf.dim() > 0:
             rows.append(leaf.size(0))
@@ -59,20 +67,6 @@ def batch_size(tree: Any) -> int:
     if rows[0] == 0:
         raise SplitError("the batch must have at least 1 row, got 0. Skip empty batches")
     return rows[0]
-
-
-def refuse_graphs(tree: Any) -> None:
-    """Raises RuntimeError if a tensor has an autograd graph outside the pipeline.
-
-    The backward of the first microbatch would free the graph, which all microbatches share.
-    """
-    for leaf in leaves_of_batch(tree):
-        if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
-            raise RuntimeError(
-                "tensors of the batch must have no graph of their own, which each microbatch "
-                f"would run backward, got shape {tuple(leaf.shape)} with {leaf.grad_fn.name()}. "
-                "Put the computation into the model, or detach() the tensor"
-            )
 
 
 def split(tree: Any, rows: Sequence[int]) -> list[Any]:

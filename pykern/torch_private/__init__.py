@@ -15,11 +15,9 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.overrides import _pop_mode as pop_function_mode
 from torch.overrides import _push_mode as push_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
 
@@ -118,6 +116,18 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def function_modes() -> list[Any]:
+    """The function modes in force on this thread, the innermost last."""
+    count = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(place) for place in range(count)] if count else []
+
+
+def dispatch_modes() -> list[Any]:
+    """The dispatch modes in force on this thread, the innermost last."""
+    count = torch._C._len_torch_dispatch_stack()
+    return [torch._C._get_dispatch_stack_at(place) for place in range(count)] if count else []
+
+
 def top_hooks() -> Hooks | None:
     """The saved-tensors hooks in effect on this thread, None without any."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
@@ -133,25 +143,14 @@ def push_hooks(pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
     torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
-def hooks_refused() -> str | None:
-    """The reason why saved-tensors hooks are refused on this thread; None if they are allowed."""
-    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
-
-
-def multithreading() -> bool:
-    """Whether a backward of this thread may run on threads of autograd's own."""
-    return torch._C._is_multithreading_enabled()
-
-
-def set_multithreading(enabled: bool) -> None:
-    """Sets whether a backward of this thread may run on threads of autograd's own."""
-    torch._C._set_multithreading_enabled(enabled)
-
-
-def set_grad(enabled: bool) -> None:
-    """Sets whether operations of this thread are recorded."""
-    torch._C._set_grad_enabled(enabled)
-
+# The reason why saved-tensors hooks are refused on this thread; None if they are allowed.
+hooks_refused: Callable[[], str | None]
+hooks_refused = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message
+# Whether a backward of this thread may run on threads of autograd's own.
+multithreading: Callable[[], bool] = torch._C._is_multithreading_enabled
+set_multithreading: Callable[[bool], None] = torch._C._set_multithreading_enabled
+# Sets whether operations of this thread are recorded.
+set_grad: Callable[[bool], None] = torch._C._set_grad_enabled
 
 # torch's compiler of the Python code that this thread runs; None without one.
 compiler: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback

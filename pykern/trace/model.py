@@ -90,7 +90,7 @@ class Traced:
         self._state = state_of(model, self._opened)
         # The key used last is the last.
         self._cut_tapes: dict[Any, list[CutTape]] = {}
-        self._cut_tape(tape, self._key(key_of_call(sample)[1]))
+        self._cut_tape(tape, (key_of_call(sample)[1], self._now()))
 
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
         """Says which segments are in which stage, where that is, and what reaches what from there.
@@ -111,24 +111,28 @@ class Traced:
             for key, cut_tapes in self._cut_tapes.items()
         }
 
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
-        """The first segment's input for a call of the model.
+    def enter(self, calls: Sequence[Call]) -> list[Environment]:
+        """The first segment's input for each call of the model, in the modes of now.
 
         Raises:
             CutError: for these inputs the forward does what it did not with the sample, and that
                 cannot be cut in the same way.
         """
-        inputs, called = key_of_call((args, kwargs))
-        values = dict(enumerate(inputs))
-        key = self._key(called)
-        known = self._cut_tapes.pop(key, None)
-        if known is not None:
-            self._cut_tapes[key] = known
-        cut_tape = next((one for one in known or () if self._holds(one, values)), None)
-        if cut_tape is None:
-            self.before_recording()
-            cut_tape = self._cut_tape(self._record_settled((args, kwargs)), self._key(called))
-        return Environment(cut_tape, {n: values[n] for n in cut_tape.inputs})
+        now, entered = self._now(), []
+        for call in calls:
+            inputs, called = key_of_call(call)
+            values = dict(enumerate(inputs))
+            known = self._cut_tapes.pop((called, now), None)
+            if known is not None:
+                self._cut_tapes[called, now] = known
+            cut_tape = next((one for one in known or () if self._holds(one, values)), None)
+            if cut_tape is None:
+                self.before_recording()
+                tape = self._record_settled(call)
+                now = self._now()
+                cut_tape = self._cut_tape(tape, (called, now))
+            entered.append(Environment(cut_tape, {n: values[n] for n in cut_tape.inputs}))
+        return entered
 
     def refresh(self) -> None:
         """Has the segments hold the model's parameters and buffers of now.
@@ -206,9 +210,10 @@ class Traced:
             untouched.require()
             return tape
 
-    def _key(self, called: Hashable) -> Hashable:
+    def _now(self) -> Hashable:
+        """What tells tapes for calls with the same key apart."""
         training = tuple([module.training for module in self._modes])
-        return called, modes_now(), torch.is_inference_mode_enabled(), training, self._state
+        return modes_now(), torch.is_inference_mode_enabled(), training, self._state
 
     def _holds(self, cut_tape: CutTape, values: dict[int, Any]) -> bool:
         reads = cut_tape.tape.reads

@@ -136,9 +136,10 @@ def _costs(asked: Asked, size: int, spans: Sequence[range], form: str) -> list[S
     stages = [
         Stage(number, all_layers[of.start : of.stop], homes[0]) for number, of in enumerate(layers)
     ]
-    first, _ = units.chain.enter(args, kwargs)
+    (first,) = units.chain.enter([(args, kwargs)])
+    assert first is not None
     losses = Losses.of_one(asked.loss_fn, target, in_one_memory=not asked.gpus)
-    return measure_levels(stages, first, losses, LEVELS, split=len(FORMS[form]) > 1, timed=False)
+    return measure_levels(stages, first[0], losses, LEVELS, split=len(FORMS[form]) > 1, timed=False)
 
 
 def _at(costs: StageCosts, level: str) -> HeldBytes:

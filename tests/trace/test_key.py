@@ -64,7 +64,7 @@ class Blocks(nn.Module):
 def calls_of_enter(num_blocks: int) -> Counter[str]:
     """The functions of Python that a known call of a recorded model enters."""
     chain = RecordedChain(Blocks(num_blocks), X, 2)
-    chain.enter((X,), {})
+    chain.enter([((X,), {})])
     entered: Counter[str] = Counter()
 
     def notice(frame: FrameType, event: str, _: object) -> None:
@@ -74,7 +74,7 @@ def calls_of_enter(num_blocks: int) -> Counter[str]:
 
     sys.setprofile(notice)
     try:
-        chain.enter((X,), {})
+        chain.enter([((X,), {})])
     finally:
         sys.setprofile(None)
     return entered

@@ -34,7 +34,8 @@ class RunSegments(nn.Module):
         for a moment, so nothing else may run meanwhile.
         """
         assert self._traced is not None
-        return self._traced.enter(args, kwargs)
+        (entered,) = self._traced.enter([(args, kwargs)])
+        return entered
 
     def refresh(self) -> None:
         """Has the segments hold the model's parameters and buffers of now."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...tensors.trees import flatten, tensors_of, unflatten
+from ...torch_private.bare_calls import bare_calls
 from ...trace import Segment
 from ...trace.segment import run as run_segments
 from ..autograd.cut import copies
@@ -28,7 +29,7 @@ def straight(stage: Stage) -> Run:
     arguments, outputs, hand_over = stage.arguments, stage.outputs, stage.hand_over
     # The layers are unpacked here, because unpacking takes as long as a call.
     layers = stage.layers
-    first, *others = layers
+    first, *others = bare_calls(layers)
 
     def forward(microbatch: int) -> None:
         given = arguments[microbatch]
@@ -38,7 +39,7 @@ def straight(stage: Stage) -> Run:
         head, tail = first, others
         # Copies for ties, replicas and weight versions are set after F was composed.
         if stage.layers is not layers:
-            head, *tail = stage.layers
+            head, *tail = bare_calls(stage.layers)
         value = head(*given)
         del given
         for layer in tail:

@@ -70,7 +70,7 @@ class Recording:
         self._target = _copy_to(batch.target, last)
         parts = microbatch.split(self._inputs, batch.rows)
         # The arguments of the first stage, by microbatch.
-        self._input_parts = [batch.enter(*part)[0] for part in parts]
+        self._input_parts = [call[0] for call in batch.enter(parts) if call is not None]
         self._target_parts = microbatch.split(self._target, batch.rows)
         cells = [_cells(program, batch, stage.index) for stage in stages]
         self._targets = [_copy_to(self._target_parts[0], last) for _ in distinct(cells[-1])]
