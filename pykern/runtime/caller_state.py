@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 
@@ -16,6 +17,7 @@ from ..torch_private import (
     pop_function_mode,
     push_dispatch_mode,
     push_function_mode,
+    set_grad,
     set_interceptor,
     top_hooks,
 )
@@ -49,14 +51,27 @@ class CallerState:
         self.function_modes = function_modes()
         self.dispatch_modes = dispatch_modes()
         self.interceptor = interceptor()
+        # Most steps have nothing else to carry.
+        self._has_grad_alone = self.saved_tensors_disabled is None and not (
+            self.inference
+            or self.autocast
+            or self.saved_tensors_hooks
+            or self.function_modes
+            or self.dispatch_modes
+            or self.interceptor
+        )
 
     def __call__(self) -> Callable[[], None]:
         """Applies the state to the calling worker."""
         if torch.get_num_threads() != self.num_threads:
             self.changed_threads = True
             torch.set_num_threads(self.num_threads)
+        grad = torch.is_grad_enabled()
+        set_grad(self.grad)
+        if self._has_grad_alone:
+            return partial(set_grad, grad)
         with ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(self.grad))
+            stack.callback(set_grad, grad)
             if self.inference:
                 stack.enter_context(torch.inference_mode())
             for device, dtype, cache in self.autocast:

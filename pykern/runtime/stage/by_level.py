@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ...torch_private.bare_calls import bare
 from ..recompute.cell import OneGraph, without_graph
 from .forward import calls_of
 from .hand_over import again
@@ -38,6 +39,8 @@ def at_levels(stage: Stage, compute: Run) -> Run:
 def in_one_graph(stage: Stage, compute: Run) -> Run:
     """Runs F of microbatches that R repeats by the layers alone; `compute` runs all others."""
     recomputed, arguments, hand_over = stage.recomputed, stage.arguments, stage.hand_over
+    originals = stage.layers
+    calls = [bare(layer) for layer in originals]
     # A hand-over to the next stage cuts the graph behind the last layer.
     num_cuts = len(stage.layers) - (stage.next is not None)
 
@@ -51,9 +54,11 @@ def in_one_graph(stage: Stage, compute: Run) -> Run:
         arguments[microbatch] = None
         (argument,) = given
         value = argument
+        # Copies for ties, replicas and weight versions are set after F was composed.
+        called = calls if layers is originals else layers
         for piece in whole.pieces:
-            for layer in layers[piece.start : piece.stop]:
-                value = layer(value)
+            for call in called[piece.start : piece.stop]:
+                value = call(value)
             if piece.stop <= num_cuts:
                 value = without_graph(value)
         cell = OneGraph(argument, whole, hand_over(microbatch, value))
