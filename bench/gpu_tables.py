@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from .gpu_sections import SEEN
 from .kept import FOLDER
 
 _CONTENDERS = {
@@ -18,6 +20,31 @@ _MB = 1e6
 _GB = 1e9
 
 
+def machine() -> str:
+    """The machine and the versions of the session, with a link to its file."""
+    of = _session()["environment"]
+    gpu, driver, *_ = of["gpu"].split(", ")
+    versions = of["versions"]
+    return (
+        f"{gpu}, driver {driver}, {of['cores']} cores, Python {of['python']}, "
+        f"torch {versions['torch']}, Triton {versions['triton']}; {of['date'][:10]}, "
+        f"`python bench/gpu_session.py SECTION --out DIR`; "
+        f"[all figures](../bench/results/{_file().name})."
+    )
+
+
+def sections() -> str:
+    """A row for each section that ended well, with its figures."""
+    session = _session()["sections"]
+    rows = []
+    for name, seen in SEEN.items():
+        of = session[name]
+        if of["outcome"] != "ok":
+            raise ValueError(f"section {name} must have ended well, got {of['outcome']}")
+        rows.append([f"`{name}`", of["commit"], of["ran"], seen(of["figures"])])
+    return table(["section", "commit", "ran", "what was seen"], rows)
+
+
 def kernels() -> str:
     """Milliseconds, share of a copy's bandwidth and peak memory of each fused operation."""
     figures = section("kernels")
@@ -25,7 +52,8 @@ def kernels() -> str:
         [name, *(_operation(of.get(key)) for key in _CONTENDERS)]
         for name, of in figures["operations"].items()
     ]
-    return table(["forward and backward", *_CONTENDERS.values()], rows)
+    times = table(["forward and backward", *_CONTENDERS.values()], rows)
+    return f"A copy's bandwidth is {figures['copy_gbs']:,.0f} GB/s.\n\n{times}"
 
 
 def _operation(found: Mapping[str, float] | str | None) -> str:
@@ -38,17 +66,22 @@ def _operation(found: Mapping[str, float] | str | None) -> str:
 
 
 def levels() -> str:
-    """A step at each level of recompute."""
+    """A step at each level of recompute, beside that without any."""
+    figures = section("levels")
+    none = figures["none"]
     rows = [
         [
             f"`{level}`",
             f"{of['step_ms']:.0f}",
+            f"{of['step_ms'] / none['step_ms']:.2f}",
             f"{of['predicted_ms']:.0f}",
             f"{of['activation_bytes'] / _GB:.1f}",
+            f"{of['activation_bytes'] / none['activation_bytes']:.2f}",
         ]
-        for level, of in section("levels").items()
+        for level, of in figures.items()
     ]
-    return table(["level", "step, ms", "predicted, ms", "peak of activations, GB"], rows)
+    peak = "peak of activations, GB"
+    return table(["level", "step, ms", "x `none`", "predicted, ms", peak, "x `none`"], rows)
 
 
 def makespans() -> str:
@@ -57,9 +90,14 @@ def makespans() -> str:
     for plan, of in section("makespan")["by_plan"].items():
         streams = of["streams"]
         traced = (streams[name]["traced_ms"] for name in ("eager", "graph"))
-        times = (f"{ms:.1f}" for ms in (of["simulated_ms"], *traced, streams["step"]["step_ms"]))
+        simulated = of["simulated_ms"]
+        times = (
+            f"{ms:.1f} ({100 * (ms / simulated - 1):+.1f} %)"
+            for ms in (*traced, streams["step"]["step_ms"])
+        )
         bubbles = of["simulated_bubble_ratio"], streams["graph"]["bubble_ratio"]
-        rows.append([plan, *times, " and ".join(f"{bubble:.3f}" for bubble in bubbles)])
+        both = " and ".join(f"{bubble:.3f}" for bubble in bubbles)
+        rows.append([plan, f"{simulated:.1f}", *times, both])
     headings = "schedule", "simulated, ms", "called", "a graph per action", "one graph"
     return table([*headings, "bubble ratio simulated, and by graphs"], rows)
 
@@ -73,8 +111,21 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def section(name: str) -> Any:
     """The figures of a section of the session."""
-    newest = max(FOLDER.glob("gpu-session_*.json"), key=lambda file: file.stem[-10:])
-    return json.loads(newest.read_text())["sections"][name]["figures"]
+    return _session()["sections"][name]["figures"]
 
 
-TABLES = {"kernels": kernels, "levels": levels, "makespans": makespans}
+def _session() -> Any:
+    return json.loads(_file().read_text(encoding="utf-8"))
+
+
+def _file() -> Path:
+    return max(FOLDER.glob("gpu-session_*.json"), key=lambda file: file.stem[-10:])
+
+
+TABLES = {
+    "machine": machine,
+    "sections": sections,
+    "kernels": kernels,
+    "levels": levels,
+    "makespans": makespans,
+}

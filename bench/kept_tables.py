@@ -151,6 +151,68 @@ def waits() -> Table:
     return Table(results, headings, rows)
 
 
+def without_a_flush() -> Table:
+    """The same schedules on a GPT in two stages on two workers."""
+    results = newest("async")
+    rows = []
+    for case in results.cases:
+        found = re.match(r"GPT, 2 stages, (\d+) microbatches", case)
+        if found:
+            for name, row in results.of(case).items():
+                rows.append([found[1], name, timed(row), judged(row)])
+    return Table(results, ["microbatches", "contender", "ms (20 to 80 %)", "ratio"], rows)
+
+
+def pipeline() -> str:
+    """Contenders, and how many times as fast as one thread the best schedules of pykern are."""
+    of = newest("pipeline").of("small GPT")
+    one_thread = of["plain model, 1 thread, 8 microbatches"]["median_ms"]
+    faster, interleaved = (
+        one_thread / of[f"pykern {name}"]["median_ms"]
+        for name in ("one_f_one_b, 2 stages", "interleaved, 4 stages")
+    )
+    return (
+        f"{contenders('pipeline', {'': 'small GPT'}, ['tokens/s'])}\n\n"
+        "Beside one thread and 8 microbatches the bound of 1F1B is 8 / 9 · 2 = 1.78 and that of "
+        "interleaved 16 / 17 · 2 = 1.88.\n"
+        f"There pykern is {faster:.2f} and {interleaved:.2f} times as fast."
+    )
+
+
+def streams() -> Table:
+    """The issue of a step to GPUs, by the step and by the action."""
+    results = newest("streams")
+    rows = [
+        [name, f"{1e3 * row['median_ms']:,.0f}", shown(row["ns per action"])]
+        for name, row in results.of("1F1B P=8 M=64").items()
+    ]
+    return Table(results, ["step of 1F1B, P = 8, M = 64", "µs", "ns per action"], rows)
+
+
+def imports() -> Table:
+    """A fresh interpreter that imports, and ends."""
+    results = newest("import")
+    rows = [
+        [name, timed(row), judged(row), shown(row["ms beyond torch"])]
+        for name, row in results.of("a fresh interpreter").items()
+    ]
+    return Table(results, ["imported", "ms (20 to 80 %)", "ratio", "ms beyond torch"], rows)
+
+
+def data_parallel() -> Table:
+    """Sums over processes behind the step and within it."""
+    results = newest("data_parallel")
+    rows = []
+    for case in results.cases:
+        schedule = case.partition(",")[0]
+        for name, row in results.of(case).items():
+            hidden = row.records[0].figures.get("hidden")
+            share = "" if hidden is None else f"{100 * row['hidden']:.0f} %"
+            rows.append([f"`{schedule}`", name, timed(row), judged(row), share])
+    headings = ["schedule", "sums", "ms (20 to 80 %)", "ratio"]
+    return Table(results, [*headings, "sums over before the last action ends"], rows)
+
+
 def replicas() -> Table:
     """Replicas and stages on two and four workers."""
     results = newest("replicas")
@@ -182,7 +244,7 @@ def plans() -> Table:
     return Table(results, headings, rows)
 
 
-TABLES: Mapping[str, Callable[[], Table]] = {
+TABLES: Mapping[str, Callable[[], Table | str]] = {
     "plan": plans,
     "dispatch": dispatch,
     "features": features,
@@ -192,13 +254,20 @@ TABLES: Mapping[str, Callable[[], Table]] = {
         "peers", {"tiny": "4 x Linear", "GPT": "GPT"}, ["us beyond, per action"]
     ),
     "levels": lambda: contenders("levels", {"GPT": "GPT", "Llama": "Llama"}, ["peak MiB"]),
-    "budgets": lambda: contenders("budgets", {"": "GPT"}, ["peak KiB", "predicted KiB"]),
+    "budgets": lambda: contenders(
+        "budgets", {"": "GPT"}, ["peak KiB", "predicted KiB", "predicted ms"]
+    ),
     "adapters": lambda: contenders("adapters", {"": "Llama"}),
     "async": waits,
-    "pipeline": lambda: contenders("pipeline", {"": "small GPT"}, ["tokens/s"]),
+    "async_gpt": without_a_flush,
+    "pipeline": pipeline,
     "stream": lambda: contenders(
         "stream",
         {"4 microbatches": "12 batches of 8 rows, 4 ", "1 microbatch": "12 batches of 8 rows, 1 "},
     ),
+    "to_torch": lambda: contenders("to_torch", {"": "small GPT"}),
+    "data_parallel": data_parallel,
     "replicas": replicas,
+    "streams": streams,
+    "import": imports,
 }

@@ -45,10 +45,11 @@ def run(
             continue
         tell(name, min(1.0, (time.monotonic() - start) / seconds))
         try:
-            for figure in section(devices, num_devices):
+            for number, figure in enumerate(section(devices, num_devices), 1):
                 figures.append(figure)
                 if time.monotonic() - start > seconds:
                     reason = "the time was over"
+                    left_out[name] = f"all behind its figure {number}, since {reason}"
                     break
         except KeyboardInterrupt:
             reason = left_out[name] = "interrupted"

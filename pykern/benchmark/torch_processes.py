@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from multiprocessing import Pipe
@@ -24,8 +25,9 @@ from .gpt_task import GptTask
 from .torch_rank import RankJob, schedules_of_torch, serve
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-# Processes have to start, to meet, and to run all steps of a schedule.
-_LIMIT_S = 180.0
+# Processes have to start, to meet, and to run all steps of a schedule. On workers all of them have
+# to be over soon after the time of a run is.
+_LIMITS_S = {"cpu": 50.0, "cuda": 180.0}
 
 
 def torch_steps(
@@ -60,8 +62,10 @@ def torch_steps(
                 steps=steps,
             )
             pipes.append(_start(job, undo))
+        limit_s = _LIMITS_S[lanes[0].device.type]
         for name in schedules:
-            yield name, [max(times) for times in zip(*_replies(name, pipes), strict=True)]
+            replies = _replies(name, pipes, limit_s)
+            yield name, [max(times) for times in zip(*replies, strict=True)]
 
 
 def _refuse(lanes: Sequence[DeviceLane]) -> None:
@@ -128,14 +132,15 @@ def _start(job: RankJob, undo: ExitStack) -> Connection:
     return here
 
 
-def _replies(name: str, pipes: Sequence[Connection]) -> list[list[int]]:
-    """The times of each rank under a schedule."""
+def _replies(name: str, pipes: Sequence[Connection], limit_s: float) -> list[list[int]]:
+    """The times of each rank under a schedule; one limit is for all of them."""
     times, missing = [], list(pipes)
+    until = time.monotonic() + limit_s
     while missing:
-        ready = wait(missing, _LIMIT_S)
+        ready = wait(missing, max(0.0, until - time.monotonic()))
         if not ready:
             raise RuntimeError(
-                f"torch's {name} has not ended within {_LIMIT_S:.0f} s. Run it with torchrun, and "
+                f"torch's {name} has not ended within {limit_s:.0f} s. Run it with torchrun, and "
                 "look for a rank that waits"
             )
         for pipe in pipes:

@@ -1,12 +1,14 @@
 """A run on workers measures every section, within its time, and loses nothing to an interrupt."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from pykern.benchmark import Figure, compare, load, run, sections
+from pykern.benchmark import Figure, box, compare, load, run, sections, torch_processes
 from pykern.benchmark.torch_processes import torch_steps
 from pykern.benchmark.torch_rank import schedules_of_torch
 from pykern.cli import app
@@ -77,7 +79,62 @@ def test_a_rival_that_cannot_run_is_told_beside_the_rest(
 def test_time_that_is_over_leaves_sections_out(few: None) -> None:
     found = run("cpu:1", 1e-9)
     assert [figure.name for figure in found.figures] == ["host copy of 256 MiB"]
-    assert found.left_out == dict.fromkeys(list(sections.SECTIONS)[1:], "the time was over")
+    assert found.left_out == _over(1)
+
+
+def _over(last: int) -> dict[str, str]:
+    """The reasons of all sections where the time is over within the first."""
+    first, *others = sections.SECTIONS
+    reason = "the time was over"
+    cut = f"all behind its figure {last}, since {reason}"
+    return {first: cut, **dict.fromkeys(others, reason)}
+
+
+@pytest.mark.parametrize("figure_s", [torch_processes._LIMITS_S["cpu"], 1.0])
+def test_a_run_on_workers_ends_within_five_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure_s: float
+) -> None:
+    """Each figure takes as long as one may on workers, and the file is read back."""
+    now, number = [0.0], itertools.count()
+
+    def section(devices: str, num_devices: int) -> Iterator[Figure]:
+        for _ in range(5):
+            now[0] += figure_s
+            yield Figure(f"a figure {next(number)}", "ms", (1.0, 2.0))
+
+    monkeypatch.setattr(box, "SECTIONS", dict.fromkeys(sections.SECTIONS, section))
+    monkeypatch.setattr(box, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    path = tmp_path / "box.json"
+    done = CliRunner().invoke(app, ["bench", "box", "--out", str(path)])
+    assert done.exit_code == 0, done.output
+    assert now[0] < 300
+    found = load(path)
+    assert len(found.figures) == now[0] / figure_s
+    if figure_s == 1.0:
+        assert found.left_out == {}
+    else:
+        assert found.left_out == _over(5)
+        assert "dispatch left out: the time was over" in done.stdout
+    assert CliRunner().invoke(app, ["bench", "report", str(path)]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("step_s", "num_steps", "num_times"), [(0.001, 12, 9), (6.0, 4, 2), (15.0, 2, 2), (60.0, 2, 2)]
+)
+def test_slow_steps_are_fewer(
+    monkeypatch: pytest.MonkeyPatch, step_s: float, num_steps: int, num_times: int
+) -> None:
+    """A figure of steps of up to 15 s ends within the limit of the slowest figure on workers."""
+    now = [0.0]
+
+    def step() -> None:
+        now[0] += step_s
+
+    clock = SimpleNamespace(perf_counter_ns=lambda: round(1e9 * now[0]))
+    monkeypatch.setattr(sections, "time", clock)
+    assert sections._timed(step) == [round(1e9 * step_s)] * num_times
+    assert now[0] == pytest.approx(num_steps * step_s)
+    assert now[0] < torch_processes._LIMITS_S["cpu"] or step_s > 15
 
 
 def test_an_interrupt_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

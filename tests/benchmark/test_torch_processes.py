@@ -3,8 +3,10 @@
 import os
 import signal
 from contextlib import ExitStack
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -78,11 +80,29 @@ def test_a_process_that_ends_is_told_and_the_other_is_ended(
 
 
 def test_processes_that_do_not_reply_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_processes, "_LIMIT_S", 0.0)
+    monkeypatch.setitem(torch_processes._LIMITS_S, "cpu", 0.0)
     before = children()
     with pytest.raises(RuntimeError, match="torch's GPipe has not ended within 0 s"):
         list(torch_steps(TASK, "cpu:2", warmups=1, steps=2))
     assert children() == before
+
+
+def test_processes_have_one_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that replied late gave the others the whole limit again."""
+    now, asked = [0.0], []
+
+    def late(missing: list[Connection], limit_s: float) -> list[Connection]:
+        asked.append(limit_s)
+        now[0] += 30.0
+        return [] if now[0] > 50 else missing[:1]
+
+    monkeypatch.setattr(torch_processes, "wait", late)
+    monkeypatch.setattr(torch_processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(torch_processes, "_reply", lambda *_: [1])
+    pipes = [end for _ in range(3) for end in Pipe()][:3]
+    with pytest.raises(RuntimeError, match="torch's 1F1B has not ended within 50 s"):
+        torch_processes._replies("1F1B", pipes, 50.0)
+    assert asked == [50.0, 20.0]
 
 
 def test_devices_that_torch_cannot_use_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
