@@ -68,7 +68,8 @@ def test_dispatch(
             in_pykern(chain, batch, num_microbatches, num_workers=num_stages),
         ]
     assert_same_answer(contenders)
-    samples = interleave(benchmark, contenders, 1 if smoke else 200, clock=CLOCKS[clock])
+    rounds, in_a_row = (1, 1) if smoke else (40, 10)
+    samples = interleave(benchmark, contenders, rounds, clock=CLOCKS[clock], in_a_row=in_a_row)
     if smoke:
         return
     num_actions = 2 * num_microbatches * num_stages

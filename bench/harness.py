@@ -133,6 +133,7 @@ def interleave(
     rounds: int,
     settle_s: float = 0.0,
     clock: Callable[[], int] = time.perf_counter_ns,
+    in_a_row: int = 1,
 ) -> dict[str, list[float]]:
     """Times the contenders in turn, A B C A B C, so that drift of the machine hits all alike.
 
@@ -142,6 +143,8 @@ def interleave(
         rounds: Samples per contender, after some rounds that do not count.
         settle_s: Pause before each step, for threads of the one before that still spin.
         clock: Nanoseconds, of the wall or, by `time.process_time_ns`, of this process's threads.
+        in_a_row: Steps of a contender before it is the next one's turn, as in training, where a
+            step finds in the caches what the last one has left. A sample is their mean.
 
     Returns:
         Milliseconds of each round, by contender.
@@ -150,11 +153,14 @@ def interleave(
 
     def one_round() -> None:
         for contender in contenders:
-            contender.prepare()
-            time.sleep(settle_s)
-            start = clock()
-            contender.step()
-            samples[contender.name].append((clock() - start) / 1e6)
+            passed_ns = 0
+            for _ in range(in_a_row):
+                contender.prepare()
+                time.sleep(settle_s)
+                start = clock()
+                contender.step()
+                passed_ns += clock() - start
+            samples[contender.name].append(passed_ns / in_a_row / 1e6)
 
     benchmark.pedantic(one_round, rounds=rounds, warmup_rounds=_WARMUP_ROUNDS)
     return {name: times[-rounds:] for name, times in samples.items()}

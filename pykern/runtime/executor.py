@@ -268,9 +268,9 @@ class Executor:
                 self.ties.begin()
             calls = self.replicas.share_of(number, batch.calls)
             replica[0].enter([None if call is None else call[0] for call in calls])
-            keywords = [{} if call is None else call[1] for call in calls]
-            if any(keywords):
-                for stage in replica:
+            if batch.inputs[1]:
+                keywords = [{} if call is None else call[1] for call in calls]
+                for stage in replica if any(keywords) else ():
                     stage.enter_by_name(keywords)
 
     def _end(self) -> None:

@@ -201,10 +201,14 @@ class Losses:
 
         If the last stages of several replicas are on several devices, the sum is on the first.
         """
-        ran = [number for number, loss in enumerate(self._losses) if loss is not None]
-        weights = [self._weights[number] for number in ran]
-        numbers = [loss for loss in self._losses if type(loss) is float]
-        if self._type is not None and len(numbers) == len(ran):
+        weights, kept = self._weights, self._losses
+        ran: Sequence[int] = range(len(kept))
+        if kept[-1] is None:
+            # Microbatches without rows are the last ones.
+            ran = [number for number in ran if kept[number] is not None]
+            weights, kept = [weights[number] for number in ran], [kept[number] for number in ran]
+        if self._type is not None and set(map(type, kept)) == {float}:
+            numbers = cast(Sequence[float], kept)
             added = _sum_of_numbers(numbers, weights, self._type)
             if isnan(added):
                 _warn_of_nan(ran, numbers)
