@@ -13,13 +13,14 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pykern.plan import Costs
 from pykern.search import auto, placement_name
 
+from .kept import FOLDER
 from .report import environment
 
 # Costs of one device's share, in ms: alike, and the profile of the 1.5B model in table 6 of the
@@ -149,19 +150,37 @@ def _row(result: Result) -> str:
 
 def summary(results: Sequence[Result]) -> str:
     """How many cells are better than the best published schedule, by memory."""
-    lines = []
+    rows = [
+        "| memory | better | equal | of them proven optimal | nothing published fits |",
+        "|--:|--:|--:|--:|--:|",
+    ]
     for memory in sorted({result.cell.memory for result in results}):
         here = [result for result in results if result.cell.memory == memory]
-        gains: Mapping[bool, int] = {
-            better: sum(r.gain is not None and (r.gain > 1e-9) is better for r in here)
-            for better in (True, False)
-        }
+        equal = [result for result in here if result.gain is not None and result.gain <= 1e-9]
+        proven = sum(result.proven for result in equal)
         alone = sum(result.gain is None for result in here)
-        lines.append(
-            f"memory {memory:g}x: better in {gains[True]}, equal in {gains[False]}, nothing "
-            f"published fits in {alone} of {len(here)}"
-        )
-    return "\n".join(lines)
+        better = len(here) - len(equal) - alone
+        rows.append(f"| {memory:g} | {better} | {len(equal)} | {proven} | {alone} |")
+    return "\n".join(rows)
+
+
+def kept() -> Path:
+    """The newest file of results that is kept."""
+    return max(FOLDER.glob("search-grid_*.jsonl"), key=lambda file: file.stem.rpartition("_")[2])
+
+
+def kept_summary() -> str:
+    """Where the kept results are from, and how the search does in them."""
+    file, results = kept(), load(kept())
+    of = json.loads(file.read_text(encoding="utf-8").partition("\n")[0])
+    budget = {result.cell.budget_ms for result in results}.pop()
+    seconds = sum(result.seconds for result in results)
+    return (
+        f"From `{of['command']} --budget {budget:g}`: {len(results)} cells in {seconds:.0f} s, "
+        f"{of['date']}, {of['cpu']}, one core, Python {of['python']}. The plans are the same on "
+        f"any machine; the seconds are not. The data: [bench/results](../bench/results/"
+        f"{file.name}).\n\n{summary(results)}"
+    )
 
 
 def parse() -> argparse.Namespace:
@@ -175,6 +194,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="results are added to this file")
     parser.add_argument("--table", type=Path, help="only print what this file holds")
     return parser.parse_args()
+
+
+TABLES = {"summary": kept_summary, "cells": lambda: table(load(kept()))}
 
 
 def main() -> None:

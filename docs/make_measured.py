@@ -18,6 +18,7 @@ tables = importlib.import_module("bench.kept_tables")
 gpu_tables = importlib.import_module("bench.gpu_tables")
 estimates_table = importlib.import_module("bench.estimates_table")
 tuning_tables = importlib.import_module("bench.tuning_tables")
+search_grid = importlib.import_module("bench.search_grid")
 
 CLAIMS = (
     *("dispatch", "crossover", "pipeline", "adapters", "plan", "budgets", "stream", "async"),
@@ -232,6 +233,7 @@ def made() -> dict[str, str]:
         "docs/gpus.md": gpu_tables.TABLES,
         "docs/memory.md": estimates_table.TABLES,
         "docs/tuning.md": tuning_tables.TABLES,
+        "docs/search-grid.md": search_grid.TABLES,
     }
     return {name: filled(name, by_block) for name, by_block in blocks.items()}
 
