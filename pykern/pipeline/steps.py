@@ -150,7 +150,7 @@ class Steps(Measured):
             )
         self._chain.require_unchanged(self._modules)
         self._arguments.require(call, target=target, loss=loss_fn)
-        rows = self._rows(call, target, may_have_graphs=False)
+        rows = self._rows(call, target, graphs=False)
         given = (*call, target)
         call, target = self._executor.replicas.place(call, target)
         parts = None if target is None else microbatch.split(target, rows)
@@ -285,13 +285,11 @@ class Steps(Measured):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _rows(
-        self, call: Call, target: Any = None, *, may_have_graphs: bool = True
-    ) -> list[int]:
+    def _rows(self, call: Call, target: Any = None, *, graphs: bool = True) -> list[int]:
         batch = {"inputs": call[0], "named": call[1]}
         if target is not None:
             batch["target"] = target
-        size = microbatch.batch_size(batch, may_have_graphs=may_have_graphs)
+        size = microbatch.batch_size(batch, graphs=graphs)
         return microbatch.sizes(size, self.plan.num_microbatches)
 
     def _weights(self, rows: Sequence[int], total: int) -> list[float]:

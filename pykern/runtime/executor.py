@@ -268,10 +268,9 @@ class Executor:
                 self.ties.begin()
             calls = self.replicas.share_of(number, batch.calls)
             replica[0].enter([None if call is None else call[0] for call in calls])
-            if batch.inputs[1]:
-                keywords = [{} if call is None else call[1] for call in calls]
-                for stage in replica if any(keywords) else ():
-                    stage.enter_by_name(keywords)
+            keywords = [call[1] if call else {} for call in (calls if batch.inputs[1] else ())]
+            for stage in replica if any(keywords) else ():
+                stage.enter_by_name(keywords)
 
     def _end(self) -> None:
         """Releases the step's objects. May be called twice; the next step works without it."""

@@ -25,16 +25,17 @@ def sizes(batch_size: int, num_microbatches: int) -> list[int]:
     return [rows + 1] * larger + [rows] * (num_microbatches - larger)
 
 
-def batch_size(tree: Any, *, may_have_graphs: bool = True) -> int:
+def batch_size(tree: Any, *, graphs: bool = True) -> int:
     """Size of dimension 0, on which all tensors of the tree that have one must agree.
 
-    A tree that is a dict of arguments by name lets messages name them.
+    A tree that is a dict of arguments by name lets messages name them. Without `graphs`, tensors
+    must have no autograd graph: the backward of the first microbatch would free the graph, which
+    all microbatches share.
 
     Raises:
         SplitError: no tensor has a dimension 0, tensors differ in it, a tensor is not dense, or the
             batch is empty.
-        RuntimeError: a tensor has an autograd graph outside the pipeline, and must not: the
-            backward of the first microbatch would free the graph, which all microbatches share.
+        RuntimeError: a tensor has an autograd graph, and must not.
     """
     rows: list[int] = []
     others: list[Any] = []
@@ -47,7 +48,7 @@ def batch_size(tree: Any, *, may_have_graphs: bool = True) -> int:
                 f"tensors of a batch must be dense, got a {kind} one, which cannot be cut into "
                 "microbatches. Give dense tensors, such as to_dense() or to_padded_tensor() returns"
             )
-        elif leaf.grad_fn is not None and not may_have_graphs:
+        elif leaf.grad_fn is not None and not graphs:
             raise RuntimeError(
                 "tensors of the batch must have no graph of their own, which each microbatch "
                 f"would run backward, got shape {tuple(leaf.shape)} with {leaf.grad_fn.name()}. "

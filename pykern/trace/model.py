@@ -211,7 +211,7 @@ class Traced:
             return tape
 
     def _now(self) -> Hashable:
-        """What tells tapes for calls with the same key apart."""
+        """The modes and settings that tell tapes for calls with the same key apart."""
         training = tuple([module.training for module in self._modes])
         return modes_now(), torch.is_inference_mode_enabled(), training, self._state
 
