@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -33,6 +33,18 @@ def bare(function: Any) -> Callable[..., Any]:
         or profiler.is_recording()
     )
     return found if does_more else function.forward
+
+
+class BareCalls(dict[str, Callable[..., Any]]):
+    """Modules by name, as `bare` finds them; those that come later when they are first called."""
+
+    def __init__(self, modules: Mapping[str, nn.Module | None]) -> None:
+        super().__init__({name: bare(module) for name, module in modules.items()})
+        self._modules = modules
+
+    def __missing__(self, name: str) -> Callable[..., Any]:
+        call = self[name] = bare(self._modules[name])
+        return call
 
 
 def bare_calls(layers: Iterable[nn.Module]) -> list[Callable[..., Any]]:

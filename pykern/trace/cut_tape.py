@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from torch import nn
 from torch.utils import _pytree as pytree
 
 from .errors import CutError
@@ -95,7 +94,7 @@ class Piece:
             alive |= set(instruction.reads)
         self._steps.reverse()
 
-    def run(self, here: Here, modules: Mapping[str, nn.Module | None]) -> None:
+    def run(self, here: Here, modules: Mapping[str, Any]) -> None:
         """Runs the instructions. Afterwards `here` has the values that later pieces need."""
         values = here.values
         for number in self._copied:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,21 +85,27 @@ class Segment(nn.Module):
 
     def forward(self, env: Environment) -> Any:
         """Runs the segment's piece of the cut tape that the values belong to."""
-        return run([self], env.cut_tape, dict(env.values))
+        return run([self], env.cut_tape, dict(env.values), [self._modules])
 
 
-def run(segments: Sequence[nn.Module], cut_tape: CutTape, values: Values) -> Any:
+def run(
+    segments: Sequence[nn.Module],
+    cut_tape: CutTape,
+    values: Values,
+    calls: Sequence[Mapping[str, Any]],
+) -> Any:
     """Runs consecutive segments; returns as the last one's forward.
 
-    Values that nobody needs any more are taken from `values`, and freed.
+    Values that nobody needs any more are taken from `values`, and freed. Of each segment, `calls`
+    has the calls of its modules.
     """
     here = Here(values, {}, {}, None)
     index = 0
-    for segment in segments:
+    for segment, modules in zip(segments, calls, strict=True):
         assert isinstance(segment, Segment)
         here.parameters, here.buffers = segment._parameters, segment._buffers
         here.device, index = segment.device, segment.index
-        cut_tape.pieces[index].run(here, segment._modules)
+        cut_tape.pieces[index].run(here, modules)
     return cut_tape.pieces[index].result(cut_tape, here)
 
 

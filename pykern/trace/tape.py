@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..once import once
 from ..tensors.trees import flatten
@@ -91,12 +91,12 @@ class Instruction:
             return self.target
         return next((held.name for held in self.held if held.is_parameter), None)
 
-    def run(self, here: Here, modules: Mapping[str, nn.Module | None]) -> None:
+    def run(self, here: Here, modules: Mapping[str, Any]) -> None:
         """Makes the call, and takes what it makes into the values.
 
         Args:
             here: where its arguments are.
-            modules: those that stay whole, by key.
+            modules: the calls of those that stay whole, by key.
         """
         function: Any = self._called[0] if self._key is None else modules[self._key]
         args = self._args(here)

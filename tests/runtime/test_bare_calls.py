@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -15,7 +16,7 @@ from torch.nn.modules import module as torch_module
 from torch.profiler import profile
 
 import pykern
-from pykern.torch_private.bare_calls import bare, bare_calls
+from pykern.torch_private.bare_calls import BareCalls, bare, bare_calls
 
 WIDTH = 4
 
@@ -98,6 +99,16 @@ class Twice(nn.Sequential):
         return once * 2
 
 
+def test_modules_by_name_are_found_when_they_come_later() -> None:
+    first, later = nn.Linear(WIDTH, WIDTH), nn.Tanh()
+    modules: dict[str, nn.Module | None] = {"a": first}
+    calls = BareCalls(modules)
+    modules["b"] = later
+    later.register_forward_hook(nothing)
+    assert calls["a"] == first.forward
+    assert calls["b"] is later
+
+
 @pytest.mark.parametrize("option", [{}, {"recompute": "stage"}, {"recompute": "layer"}])
 def test_hooks_that_come_and_go_between_steps_are_called(option: dict[str, Any]) -> None:
     torch.manual_seed(0)
@@ -146,8 +157,30 @@ def test_hooks_that_come_and_go_between_steps_are_called(option: dict[str, Any])
         check()
 
 
-def test_the_layers_of_a_plain_stage_are_not_asked_for_hooks() -> None:
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)))
+class Recorded(nn.Module):
+    """Its forward is recorded, and calls these modules in turn."""
+
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def sequential() -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)))
+
+
+def recorded() -> nn.Module:
+    return Recorded(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+@pytest.mark.parametrize("make", [sequential, recorded])
+def test_the_layers_of_a_plain_stage_are_not_asked_for_hooks(make: Callable[[], nn.Module]) -> None:
+    model = make()
     x, y = torch.randn(2, 3, WIDTH)
     called: set[str] = set()
 
@@ -156,11 +189,14 @@ def test_the_layers_of_a_plain_stage_are_not_asked_for_hooks() -> None:
             called.add(frame.f_code.co_qualname)
 
     def loss_fn(output: Tensor, target: Tensor) -> Tensor:
-        # From the end of the first F on, in the worker's thread.
-        sys.setprofile(notice)
+        # From the end of the first F on. Another thread than the test's is the worker's.
+        if threading.current_thread() is not threading.main_thread():
+            sys.setprofile(notice)
         return F.mse_loss(output, target)
 
-    with pykern.Pipeline(model, devices="cpu:1", microbatches=3, loss_fn=loss_fn) as pipe:
+    options: dict[str, Any] = {"sample": x[:1]} if make is recorded else {}
+    options |= {"devices": "cpu:1", "microbatches": 3, "loss_fn": loss_fn}
+    with pykern.Pipeline(model, **options) as pipe:
         # The first steps watch what layers do.
         for _ in range(3):
             called.clear()

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...tensors.trees import flatten, tensors_of, unflatten
-from ...torch_private.bare_calls import bare_calls
+from ...torch_private.bare_calls import BareCalls, bare_calls
 from ...trace import Segment
 from ...trace.segment import run as run_segments
 from ..autograd.cut import copies
@@ -52,6 +52,8 @@ def straight(stage: Stage) -> Run:
 def _segments(stage: Stage) -> Run:
     """Runs all segments of a recorded forward in one go, and hands over the result."""
     arguments, outputs, hand_over = stage.arguments, stage.outputs, stage.hand_over
+    layers = stage.layers
+    calls = [BareCalls(segment._modules) for segment in layers]
 
     def forward(microbatch: int) -> None:
         given = arguments[microbatch]
@@ -61,8 +63,12 @@ def _segments(stage: Stage) -> Run:
             cut_tape, values = env.cut_tape, dict(env.values)
             # Without other references, values are freed as `run_segments` takes them out.
             del given, env
+            # Copies for ties, replicas and weight versions are set after F was composed.
+            segments, now = stage.layers, calls
+            if segments is not layers:
+                now = [BareCalls(segment._modules) for segment in segments]
             outputs[microbatch] = hand_over(
-                microbatch, run_segments(stage.layers, cut_tape, values)
+                microbatch, run_segments(segments, cut_tape, values, now)
             )
 
     return forward
