@@ -7,7 +7,7 @@ from typing import Any
 
 from ..runtime.stage.stage import Finish, Stage
 from ..tensors.flops import CountedFlops
-from .measure import tried
+from .measure import StageTrials
 
 
 def microbatch_flops(stages: Sequence[Stage], arguments: tuple[Any, ...], finish: Finish) -> int:
@@ -19,6 +19,7 @@ def microbatch_flops(stages: Sequence[Stage], arguments: tuple[Any, ...], finish
         finish: as of a step; called with microbatch 0.
     """
     counted = CountedFlops()
-    with tried(stages, arguments, finish, "none", split=False, timed=False) as chain, counted:
+    trials = StageTrials(stages, arguments, finish, split=False, timed=False)
+    with trials.tried("none") as chain, counted:
         chain.run("none", finish)
     return counted.total

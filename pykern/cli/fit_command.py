@@ -1,5 +1,7 @@
 """`pykern fit`: whether a training step fits the memory of its devices, before there are any."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -66,20 +68,21 @@ def fit(
         from rich.console import Console
 
         from ..sizes.changes import PlannedStep, changes
+        from ..sizes.step_model import StepModel
 
         with torch.device("meta"):
             workload = workload_of(source)(len(room.memory))
-        arguments = {
-            "model": workload.model,
-            "loss_fn": workload.loss_fn,
-            "devices": len(room.memory),
-            "schedule": schedule,
-            "optimizer": _optimizer(optimizer),
-            **of_schedule(schedule, options),
-        }
+        of = StepModel(
+            workload.model,
+            len(room.memory),
+            workload.loss_fn,
+            _optimizer(optimizer),
+            schedule,
+            options=of_schedule(schedule, options),
+        )
         level = None if recompute == "ops" else recompute
-        step = PlannedStep(workload.inputs, workload.target, microbatches, level, arguments)
-        with Console(stderr=True).status("The model runs without values."):
+        step = PlannedStep(workload.inputs, workload.target, microbatches, level, of)
+        with _without_looks(), Console(stderr=True).status("The model runs without values."):
             found = step.estimate()
             fits = found.fits(room.memory)
             tried = () if fits else changes(step)
@@ -95,6 +98,27 @@ def fit(
         else f"It fits with {change.name}: {_most(change.estimate)}."
     )
     raise typer.Exit(1)
+
+
+@contextmanager
+def _without_looks() -> Iterator[None]:
+    """Refuses models that look at values, which are not there, and names the line."""
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+    )
+
+    from ..rehearse.lines import line_of_error
+
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        line = line_of_error(error)
+        where = "" if line is None else f" at {line}"
+        raise ValueError(
+            f"the model must not look at values, got {error.func}{where}. "
+            "Call pykern.estimate with with_values=True, weights and data"
+        ) from error
 
 
 def _room(devices: int | None, memory: float | None, box: str | None) -> Room:

@@ -12,11 +12,13 @@ from ..budget.budget import Budget
 from ..pipeline.build import Built, Design
 from ..pipeline.request import Request
 from ..runtime.batch import Batch
+from ..runtime.loss import Loss
 from ..runtime.mapped import Mapped
 from ..sizes.changes import PlannedStep, changes
 from ..sizes.estimates import Bytes, Estimate
+from ..sizes.step_model import StepModel
 from .lines import line_of_error
-from .optimizers import like
+from .optimizers import MakeLike, like
 from .setting import Setting
 
 _COMPUTED = (
@@ -61,13 +63,12 @@ def fit_of(asked: Request, of: Design, made: Built, batch: Batch, at: Setting) -
     if args and named:
         return Fit(None, {}, ["bytes are not known where step gets arguments by place and by name"])
     optimizer = at.optimizers.of(layers)
-    arguments = _arguments(asked, of, made) | {"optimizer": optimizer and like(optimizer)}
-    if isinstance(batch.finish, Mapped):
-        arguments["loss_fn"] = batch.finish.loss
+    loss_fn: Any = batch.finish.loss if isinstance(batch.finish, Mapped) else asked.loss_fn
+    model = _model(asked, of, loss_fn, like(optimizer) if optimizer else None)
     notes = [] if optimizer else ["no optimizer was made before the first step: without its state"]
-    recompute: Any = arguments.pop("recompute")
+    recompute: Any = made.levels if isinstance(asked.recompute, Budget) else asked.recompute
     inputs = named or (args[0] if len(args) == 1 else args)
-    asked_for = PlannedStep(inputs, target, of.plan.num_microbatches, recompute, arguments)
+    asked_for = PlannedStep(inputs, target, of.plan.num_microbatches, recompute, model)
     step, found, told = _first_known(asked_for)
     notes += told
     if found is None:
@@ -98,13 +99,12 @@ def _first_known(step: PlannedStep) -> tuple[PlannedStep, Estimate | None, list[
 
 
 def _forms(step: PlannedStep) -> Iterator[tuple[PlannedStep, list[str]]]:
-    computed = replace(step, arguments=step.arguments | {"with_values": True})
+    computed = replace(step, of=replace(step.of, with_values=True))
     yield step, []
     yield computed, [_COMPUTED]
-    if step.arguments["optimizer"] is not None:
+    if step.of.optimizer is not None:
         for form, notes in ((step, []), (computed, [_COMPUTED])):
-            arguments = form.arguments | {"optimizer": None}
-            yield replace(form, arguments=arguments), [*notes, _NO_STATE]
+            yield replace(form, of=replace(form.of, optimizer=None)), [*notes, _NO_STATE]
 
 
 def _reason(error: Exception) -> str:
@@ -114,26 +114,23 @@ def _reason(error: Exception) -> str:
     return text if line is None else f"{text}, at {line}"
 
 
-def _arguments(asked: Request, of: Design, made: Built) -> dict[str, Any]:
-    """The arguments of `estimate` for the pipeline that the script asks for."""
-    schedule: dict[str, Any] = {"schedule": asked.schedule, **asked.options}
-    if asked.replicas > 1:
-        schedule = {"schedule": of.plan}
-    recompute = asked.recompute
-    if isinstance(recompute, Budget):
-        recompute = made.levels
-    cut: dict[str, Any] = {"balance": asked.balance, "split_at": asked.split_at}
-    if asked.balance == "time" or asked.speeds is not None:
-        cut = {"balance": [len(layers) for layers in of.partition.stages]}
-    return {
-        "model": asked.model,
-        "devices": len(asked.lanes),
-        "loss_fn": asked.loss_fn,
-        "whole": asked.whole,
-        "recompute": recompute,
-        **schedule,
-        **cut,
-    }
+def _model(asked: Request, of: Design, loss_fn: Loss, optimizer: MakeLike | None) -> StepModel:
+    """The model of the pipeline that the script asks for."""
+    model: Any = asked.model
+    balance = asked.balance
+    if balance == "time" or asked.speeds is not None:
+        balance = [len(layers) for layers in of.partition.stages]
+    return StepModel(
+        model,
+        len(asked.lanes),
+        loss_fn,
+        optimizer,
+        schedule=of.plan if asked.replicas > 1 else asked.schedule,
+        balance=balance,
+        split_at=None if balance is not asked.balance else asked.split_at,
+        whole=asked.whole,
+        options={} if asked.replicas > 1 else asked.options,
+    )
 
 
 def _by_gpu(found: Estimate, asked: Request, at: Setting) -> dict[int, tuple[float, float | None]]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..runtime import microbatch
 from ..runtime.recompute.recompute import INPUTS, Level
-from .estimates import Estimate, estimate
+from .estimates import Estimate, estimate_step
+from .step_model import StepModel
 
 
 @dataclass(frozen=True)
@@ -20,27 +21,21 @@ class PlannedStep:
         target: the target of the loss, for the batch; None without a target.
         microbatches: the number of microbatches.
         recompute: the recompute level, as for `Pipeline`.
-        arguments: all other arguments of `estimate`.
+        of: the model, which keeps what was measured for other forms of this step.
     """
 
     inputs: Any
     target: Any
     microbatches: int
     recompute: Level | None
-    arguments: dict[str, Any]
+    of: StepModel
 
     def estimate(self) -> Estimate:
         """The estimate for the first microbatch, which is as large as any other."""
         both = self.inputs, self.target
         rows = microbatch.sizes(microbatch.batch_size(both), self.microbatches)
         sample, target = microbatch.split(both, rows)[0]
-        return estimate(
-            sample=sample,
-            target=target,
-            microbatches=self.microbatches,
-            recompute=self.recompute,
-            **self.arguments,
-        )
+        return estimate_step(self.of, sample, target, self.microbatches, self.recompute)
 
 
 @dataclass(frozen=True)
@@ -58,9 +53,10 @@ def changes(step: PlannedStep) -> Iterator[Change]:
     for count in finer:
         changed = replace(step, microbatches=count)
         yield Change(f"microbatches={count}", changed.estimate())
-    if step.arguments.get("optimizer") is not None:
-        on_host = replace(step, arguments=step.arguments | {"optimizer": None})
-        yield Change("pykern.HostOptimizer", on_host.estimate())
+    if step.of.optimizer is not None:
+        found = step.estimate()
+        on_host = [replace(device, optimizer=0) for device in found.devices]
+        yield Change("pykern.HostOptimizer", replace(found, devices=on_host))
     if step.recompute is not None:
         return
     for level in INPUTS:

@@ -6,36 +6,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ..budget.budget import Budget
 from ..budget.fit_memory import most_held
 from ..budget.level_costs import StageCosts, levels_of_stages
-from ..budget.measure import measure_bytes
 from ..columns import by_device
 from ..partition.balance import Balance, Partition
-from ..partition.chain import Chain, max_stages, open_model, share_out
-from ..partition.layers import make_stages
+from ..partition.chain import max_stages
 from ..partition.split_points import SplitAt
 from ..pipeline.choose_levels import RecomputeArgument, choose_levels
 from ..pipeline.choose_plan import Schedule, choose_plan
-from ..pipeline.memory import stages_on
 from ..plan import Plan, lower, require_counts
 from ..plan.counts import one_for_each, require_numbers
 from ..plan.shares import Shares
-from ..runtime.loss import Loss, Losses
+from ..runtime.loss import Loss
 from ..runtime.microbatch import batch_size
-from ..runtime.stage.stage import Stage
-from ..tensors.parameters import bytes_of, gradient_bytes, held_by
-from ..trace.routes import everywhere
-from .parameters import state_bytes
-from .with_values import WithValues
-from .without_values import WithoutValues
-
-_CPU = torch.device("cpu")
-_REMEDY = "If it looks at values, as .item() does, give pykern.estimate with_values=True"
+from .step_model import StepModel
 
 
 @dataclass(frozen=True)
@@ -149,30 +137,42 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
             values.
         BaseException: what the model raises for the sample, with a note.
     """
-    _require_arguments(devices, sample, loss_fn, optimizer, balance, recompute)
-    batch_size({"sample": sample, "target": target})
-    chosen = choose_plan(schedule, Shares(devices, microbatches), max_stages(model), options)
+    of = StepModel(
+        model,
+        devices,
+        loss_fn,
+        optimizer,
+        schedule,
+        balance,
+        split_at,
+        whole,
+        with_values,
+        options,
+    )
+    return estimate_step(of, sample, target, microbatches, recompute)
+
+
+def estimate_step(
+    of: StepModel,
+    sample: Any,
+    target: Any,
+    microbatches: int | None,
+    recompute: RecomputeArgument,
+) -> Estimate:
+    """The peak memory of each device, as by `estimate`; what was measured before is taken."""
+    _require_arguments(of, sample, recompute)
+    rows = batch_size({"sample": sample, "target": target})
+    shares = Shares(of.devices, microbatches)
+    chosen = choose_plan(of.schedule, shares, max_stages(of.model), of.options)
     if chosen.first_trained == chosen.num_stages:
         raise ValueError(
-            f"schedule must have backwards, got {schedule!r}. An estimate is of a training step"
+            f"schedule must have backwards, got {of.schedule!r}. An estimate is of a training step"
         )
     plan, levels = choose_levels(chosen, recompute)
-    shapes = WithValues() if with_values else WithoutValues(_REMEDY)
-    twin, sample, target = shapes.model(model), shapes.batch(sample), shapes.batch(target)
-    with shapes.in_force():
-        chain = open_model(twin, sample, plan.num_stages, split_at, whole)
-        of_layers = None if isinstance(chain, Chain) and balance != "memory" else sample
-        cut = share_out(chain, plan.num_stages, balance, of_layers, split_at)
-        homes = [_CPU] * plan.num_stages
-        chain.cut(cut.stages, homes, everywhere)
-        stages = make_stages(list(chain.layers.values()), cut, homes)
-        of_stages = levels_of_stages(plan.num_stages, levels)
-        losses = Losses.of_one(loss_fn, target)
-        costs = measure_bytes(stages, (chain.first_input(sample),), losses, plan, of_stages)
-        held_alone = [
-            _of_parameters(stages_on(plan, stages, device), optimizer, shapes)
-            for device in range(plan.num_devices)
-        ]
+    of_stages = levels_of_stages(plan.num_stages, levels)
+    sized = of.sized(rows, plan.num_stages, sample, target)
+    costs = sized.costs(plan, of_stages)
+    held_alone = sized.held_alone(plan)
     activations = most_held(plan, costs, of_stages)
     transfers = _transfers(plan, costs)
     return Estimate(
@@ -181,49 +181,28 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
             for device, (held, received) in enumerate(zip(activations, transfers, strict=True))
         ],
         plan,
-        cut,
+        sized.cut,
         [stage.handed_bytes for stage in costs],
     )
 
 
-def _require_arguments(
-    devices: int,
-    sample: object,
-    loss_fn: object,
-    optimizer: object,
-    balance: object,
-    recompute: object,
-) -> None:
+def _require_arguments(of: StepModel, sample: object, recompute: object) -> None:
     """Refuses arguments that `Pipeline` takes in another form, and forgotten ones."""
-    require_counts(devices=devices)
+    require_counts(devices=of.devices)
     if sample is None:
         raise TypeError("sample must be the input of one microbatch, got None")
-    for name, value in (("loss_fn", loss_fn), ("optimizer", optimizer)):
+    for name, value in (("loss_fn", of.loss_fn), ("optimizer", of.optimizer)):
         if not callable(value) and not (name == "optimizer" and value is None):
             raise TypeError(
                 f"{name} must be callable, got {type(value).__name__}. Give a function, such as "
                 + ("a class of torch.optim" if name == "optimizer" else "F.cross_entropy")
             )
-    if balance == "time":
+    if of.balance == "time":
         raise ValueError("balance must not be 'time' here, since nothing is run. Leave it out")
     if isinstance(recompute, Budget):
         raise TypeError(
             "recompute must be a level, got a Budget. Try levels, and compare with fits"
         )
-
-
-def _of_parameters(
-    stages: Sequence[Stage],
-    optimizer: Callable[[list[nn.Parameter]], Optimizer] | None,
-    shapes: WithValues | WithoutValues,
-) -> tuple[float, float, float]:
-    """The bytes of parameters with buffers, of gradients, and of what the optimizer keeps."""
-    parameters, buffers, trained = held_by(layer for of in stages for layer in of.originals)
-    return (
-        bytes_of([*parameters, *buffers]),
-        gradient_bytes(trained),
-        0 if optimizer is None else state_bytes(optimizer, shapes.trained(trained)),
-    )
 
 
 def _transfers(plan: Plan, costs: Sequence[StageCosts]) -> list[float]:

@@ -16,6 +16,7 @@ from pykern import _C
 from pykern.models import gpt, next_token_loss
 from pykern.sizes.changes import PlannedStep, changes
 from pykern.sizes.estimates import Bytes
+from pykern.sizes.step_model import StepModel
 from pykern.tensors.parameters import num_bytes
 from tests.support.quantised import KINDS, quantise
 from tests.torture.models import all_models
@@ -198,13 +199,8 @@ def test_the_largest_number_of_bytes_chooses_the_unit(unit: str, size: int) -> N
 
 def test_changes_that_save_memory() -> None:
     x = torch.empty(64, 64)
-    arguments = {
-        "model": mlp(8),
-        "loss_fn": F.mse_loss,
-        "devices": 2,
-        "optimizer": torch.optim.AdamW,
-    }
-    step = PlannedStep(x, x, 4, None, arguments)
+    model = StepModel(mlp(8), 2, F.mse_loss, torch.optim.AdamW)
+    step = PlannedStep(x, x, 4, None, model)
     before = step.estimate()
     found = {change.name: change.estimate for change in changes(step)}
     assert list(found) == [
@@ -230,6 +226,36 @@ def test_changes_that_save_memory() -> None:
     assert not before.fits([each[0] - 1, *each[1:]])
     with pytest.raises(ValueError, match="memory must be one for all, or a list"):
         before.fits([*each, most])
+
+
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1"])
+def test_changes_measure_each_size_and_level_once(schedule: Any) -> None:
+    calls: list[int] = []
+
+    class Counting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(len(x))
+            return super().forward(x)
+
+    def step(microbatches: int, recompute: Any = None) -> PlannedStep:
+        model = StepModel(layers, 2, F.mse_loss, torch.optim.AdamW, schedule)
+        return PlannedStep(x, x, microbatches, recompute, model)
+
+    layers, x = [Counting(64, 64) for _ in range(4)], torch.empty(64, 64)
+    whole = step(4)
+    whole.estimate()
+    once = len(calls)
+    found = {change.name: change.estimate for change in changes(whole)}
+    # Two more sizes, and four levels with R, where forwards run twice.
+    assert len(calls) <= once + 2 * once + 4 * 2 * once
+    # They are as measured apart.
+    assert found["microbatches=8"] == step(8).estimate()
+    for level in ("layer", "stage"):
+        assert found[f'recompute="{level}"'] == step(4, level).estimate()
+        both = found[f'recompute="{level}", microbatches=16']
+        assert both == step(16, level).estimate()
+    apart = replace(step(4).estimate(), devices=found["pykern.HostOptimizer"].devices)
+    assert found["pykern.HostOptimizer"] == apart
 
 
 class Branching(nn.Module):
