@@ -49,6 +49,7 @@ class Recompute:
     Attributes:
         cells: by microbatch, what F has kept for R.
         left_alone: the buffers that the current F must not write, None without any.
+        calls: layers, and the calls of them that F has made in one graph.
     """
 
     def __init__(self) -> None:
@@ -57,6 +58,7 @@ class Recompute:
         self._levels: Sequence[Level | None] = ()
         self._compiled = False
         self.cells: dict[int, KeptMicrobatch] = {}
+        self.calls: tuple[Sequence[nn.Module], Calls] = (), ()
         # The layers of the last F, their modules, and by inputs the buffers that F leaves alone.
         self._layers: Sequence[nn.Module] | None = None
         self._modules: Sequence[nn.Module] = ()
@@ -97,6 +99,7 @@ class Recompute:
     def end(self) -> None:
         """Releases all objects of the step."""
         self.cells.clear()
+        self.calls = (), ()
         self._layers, self._modules, self._left_alone, self.left_alone = None, (), {}, None
 
     def twin(self) -> Recompute:

@@ -41,6 +41,7 @@ def in_one_graph(stage: Stage, compute: Run) -> Run:
     recomputed, arguments, hand_over = stage.recomputed, stage.arguments, stage.hand_over
     originals = stage.layers
     calls = [bare(layer) for layer in originals]
+    recomputed.calls = originals, calls
     # A hand-over to the next stage cuts the graph behind the last layer.
     num_cuts = len(stage.layers) - (stage.next is not None)
 
@@ -78,8 +79,9 @@ def recompute(stage: Stage, microbatch: int) -> Sequence[Tensor]:
         value = cell.take()
         if value is None:
             return ()
-        for layer in stage.layers:
-            value = layer(value)
+        layers, calls = stage.recomputed.calls
+        for call in calls if stage.layers is layers else stage.layers:
+            value = call(value)
         outputs = again(stage, microbatch, value)
         cell.require_same(outputs)
         return outputs
