@@ -85,27 +85,27 @@ class Segment(nn.Module):
 
     def forward(self, env: Environment) -> Any:
         """Runs the segment's piece of the cut tape that the values belong to."""
-        return run([self], env.cut_tape, dict(env.values), [self._modules])
+        return run([self], env.cut_tape, dict(env.values))
 
 
 def run(
     segments: Sequence[nn.Module],
     cut_tape: CutTape,
     values: Values,
-    calls: Sequence[Mapping[str, Any]],
+    calls: Sequence[Mapping[str, Any]] = (),
 ) -> Any:
     """Runs consecutive segments; returns as the last one's forward.
 
-    Values that nobody needs any more are taken from `values`, and freed. Of each segment, `calls`
-    has the calls of its modules.
+    Values that nobody needs any more are taken from `values`, and freed. For each segment, `calls`
+    may have the calls of its modules.
     """
     here = Here(values, {}, {}, None)
     index = 0
-    for segment, modules in zip(segments, calls, strict=True):
+    for number, segment in enumerate(segments):
         assert isinstance(segment, Segment)
         here.parameters, here.buffers = segment._parameters, segment._buffers
         here.device, index = segment.device, segment.index
-        cut_tape.pieces[index].run(here, modules)
+        cut_tape.pieces[index].run(here, calls[number] if calls else segment._modules)
     return cut_tape.pieces[index].result(cut_tape, here)
 
 

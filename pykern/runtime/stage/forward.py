@@ -52,24 +52,18 @@ def straight(stage: Stage) -> Run:
 def _segments(stage: Stage) -> Run:
     """Runs all segments of a recorded forward in one go, and hands over the result."""
     arguments, outputs, hand_over = stage.arguments, stage.outputs, stage.hand_over
-    layers = stage.layers
-    calls = [BareCalls(segment._modules) for segment in layers]
+    layers, calls = stage.layers, [BareCalls(segment._modules) for segment in stage.layers]
 
     def forward(microbatch: int) -> None:
         given = arguments[microbatch]
         if given is not None:
             arguments[microbatch] = None
             (env,) = given
-            cut_tape, values = env.cut_tape, dict(env.values)
+            tape, values = env.cut_tape, dict(env.values)
             # Without other references, values are freed as `run_segments` takes them out.
             del given, env
-            # Copies for ties, replicas and weight versions are set after F was composed.
-            segments, now = stage.layers, calls
-            if segments is not layers:
-                now = [BareCalls(segment._modules) for segment in segments]
-            outputs[microbatch] = hand_over(
-                microbatch, run_segments(segments, cut_tape, values, now)
-            )
+            segments, now = stage.layers, calls if stage.layers is layers else ()
+            outputs[microbatch] = hand_over(microbatch, run_segments(segments, tape, values, now))
 
     return forward
 
