@@ -24,7 +24,14 @@ def modules_in(layers: Sequence[object]) -> list[nn.Module]:
 
 def names_in(modules: Sequence[nn.Module]) -> Names:
     """All buffers of the modules."""
-    return [(number, name) for number, module in enumerate(modules) for name in module._buffers]
+    # Modules of TorchScript have names by `keys` alone.
+    names = [module._buffers.keys() for module in modules]
+    return [(number, name) for number, of_module in enumerate(names) for name in of_module]
+
+
+def _at(buffers: Mapping[str, Tensor | None], name: str) -> Tensor | None:
+    """A buffer of a module, if it has one of this name; those of TorchScript have no `get`."""
+    return buffers[name] if name in buffers else None  # noqa: SIM401 - see above
 
 
 class Buffers:
@@ -52,7 +59,7 @@ class Buffers:
         return [
             (number, name)
             for (number, name), then in self._originals.items()
-            if self._has_changed(self._modules[number]._buffers.get(name), then)
+            if self._has_changed(_at(self._modules[number]._buffers, name), then)
         ]
 
     def _has_changed(self, now: Tensor | None, then: Tensor | None) -> bool:
@@ -76,7 +83,7 @@ class Buffers:
         Graphs that are made within may save the snapshot's tensors, which nothing writes later.
         """
         places = [(self._modules[number]._buffers, name) for number, name in self._originals]
-        now = [buffers.get(name) for buffers, name in places]
+        now = [_at(*place) for place in places]
 
         def lend() -> None:
             for (buffers, name), then in zip(places, self._originals.values(), strict=True):
@@ -107,7 +114,7 @@ class BufferVersions:
             (name, buffers, now, None if now is None or now.is_inference() else now._version)
             for name in names
             for buffers in [modules[name[0]]._buffers]
-            for now in [buffers.get(name[1])]
+            for now in [_at(buffers, name[1])]
         ]
 
     def written(self) -> Names:
@@ -115,5 +122,5 @@ class BufferVersions:
         return [
             name
             for name, buffers, then, count in self._then
-            if (count is not None and then._version != count) or buffers.get(name[1]) is not then
+            if (count is not None and then._version != count) or _at(buffers, name[1]) is not then
         ]

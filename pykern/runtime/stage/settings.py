@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import torch
 from torch import nn
 
 # The id in place of a missing parameter.
@@ -28,7 +30,7 @@ class Settings:
         self.modules = [module for layer in layers for module in layer.modules()]
         self._ids = {id(module) for module in self.modules}
         # Dictionaries of attributes stay; those in them, such as `_modules`, may be replaced.
-        self._attributes = [vars(module) for module in self.modules]
+        self._attributes = [_attributes_of(module) for module in self.modules]
         self._numbers = [
             (held, name)
             for held in self._attributes
@@ -122,6 +124,18 @@ class Settings:
                 if parameter is not None
             ],
         )
+
+
+def _attributes_of(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module; one of TorchScript has tensors and modules elsewhere."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        return vars(module)
+    return {
+        **vars(module),
+        "_parameters": dict(module.named_parameters(recurse=False)),
+        "_buffers": dict(module.named_buffers(recurse=False)),
+        "_modules": dict(module.named_children()),
+    }
 
 
 def _number(value: object) -> object:
