@@ -114,7 +114,8 @@ class BufferVersions:
             (name, buffers, now, None if now is None or now.is_inference() else now._version)
             for name in names
             for buffers in [modules[name[0]]._buffers]
-            for now in [_at(buffers, name[1])]
+            # Without a call, as `_at` would be.
+            for now in [buffers[name[1]] if name[1] in buffers else None]  # noqa: SIM401
         ]
 
     def written(self) -> Names:
@@ -122,5 +123,6 @@ class BufferVersions:
         return [
             name
             for name, buffers, then, count in self._then
-            if (count is not None and then._version != count) or _at(buffers, name[1]) is not then
+            if (count is not None and then._version != count)
+            or (buffers[name[1]] if name[1] in buffers else None) is not then  # noqa: SIM401
         ]
