@@ -81,9 +81,11 @@ def drawn(asked: Asked, draw: random.Random) -> Drawn:
 def predicted_ns(asked: Asked, measured: Measurements, one: Drawn) -> float:
     """The predicted time of a step."""
     rows = asked.rows / one.plan.num_microbatches
-    costs, speeds = measured.costs(one.spans, rows), measured.speeds_for(rows)
+    costs, speeds = measured.costs_of(one.plan, one.spans, rows), measured.speeds_for(rows)
     timeline = simulate_shared(one.plan, costs, speeds, measured.crowded)
-    return timeline.makespan_ns + measured.outside_ns(one.plan.num_actions, one.replicas)
+    return timeline.makespan_ns + measured.outside_ns(
+        one.plan.num_actions, one.plan.placement.num_replicas
+    )
 
 
 def results(count: int, *, smoke: bool, on: Sequence[int] = (2, 4)) -> Iterator[dict[str, Any]]:

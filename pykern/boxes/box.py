@@ -54,6 +54,16 @@ class BoxDevice:
     from_host: tuple[RateBySize, ...] = ()
     to_host: tuple[RateBySize, ...] = ()
 
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU: a core of a CPU has none of these values."""
+        return any((self.memory_bytes, self.capability, self.num_processors))
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """The same for devices of one make."""
+        return self.name, self.capability, self.num_processors
+
 
 @dataclass(frozen=True)
 class BoxLink:
@@ -158,6 +168,15 @@ class Box:
                 f"devices must be at most {len(self.devices)}, as many as the box has, got "
                 f"{count}. Take fewer devices"
             )
+
+    def require_alike(self) -> None:
+        """Refuses devices that differ."""
+        for number, device in enumerate(self.devices):
+            if device.kind != self.devices[0].kind:
+                raise ValueError(
+                    f"devices[{number}] of the box must be like devices[0], got {device.name!r}. "
+                    "Take a box of equal devices"
+                )
 
     def link(self, first: int, second: int) -> BoxLink | None:
         """The link between two devices; None where none is told."""

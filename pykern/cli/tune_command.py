@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
+from ..boxes import load
 from .errors import bad_input
 from .reports import require_files
-from .values import DeviceNames
+from .values import BoxProfile, DeviceNames
 from .workloads import ModelSource, workload_of
 
 GIB = 2**30
@@ -31,16 +32,22 @@ def tune(
         Path | None,
         typer.Option(help="A file that keeps the measurements.", show_default="none"),
     ] = None,
+    box: BoxProfile = None,
 ) -> None:
-    """Measure a model, search by simulation, run the best six, and print them with others."""
+    """Measure a model, search by simulation, run the best six, and print them with others.
+
+    With --box, the plans are for that box, whose devices are like those measured. None is run.
+    """
     with bad_input():
         require_files(out=out, resume=resume)
+        profile = None if box is None else load(box)
         make = workload_of(source)
         from ..runtime.devices import parse_devices
         from ..tuning import TuneInterrupted
         from ..tuning import tune as tuned
 
-        code, workload = 0, make(len(parse_devices(devices)))
+        at_least = len(parse_devices(devices) if profile is None else profile.devices)
+        code, workload = 0, make(at_least)
         try:
             choice = tuned(
                 workload.model,
@@ -51,6 +58,7 @@ def tune(
                 batch_size=batch_size,
                 memory=None if memory is None else memory * GIB,
                 resume=resume,
+                box=profile,
             )
         except TuneInterrupted as interrupt:
             code, choice = 130, interrupt.choice

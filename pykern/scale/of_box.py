@@ -1,6 +1,6 @@
 """A box of a profile, as those that a cluster is made of."""
 
-from pykern.boxes import Box, BoxDevice, slowest
+from pykern.boxes import Box, slowest
 from pykern.boxes.box import known
 from pykern.scale.cluster import COLLECTIVE_NS, NETWORK, REACHED, Cluster, Gpu, Link
 
@@ -15,13 +15,7 @@ def cluster_of(box: Box) -> Cluster:
         ValueError: Devices differ, a value that the prediction needs is not known, or two devices
             have no link.
     """
-    device = box.devices[0]
-    for number, other in enumerate(box.devices):
-        if _kind(other) != _kind(device):
-            raise ValueError(
-                f"devices[{number}] of the box must be like devices[0], got {other.name!r}. Take a "
-                "box of equal GPUs"
-            )
+    box.require_alike()
     gpu = Gpu(
         min(known(each.flops_per_ns, "flops_per_ns") for each in box.devices),
         REACHED,
@@ -33,7 +27,3 @@ def cluster_of(box: Box) -> Cluster:
         Link(found.bytes_per_ns, found.latency_ns) if found else Link(gpu.memory_bytes_per_ns, 0.0)
     )
     return Cluster(gpu, len(box.devices), inside, NETWORK, COLLECTIVE_NS)
-
-
-def _kind(device: BoxDevice) -> tuple[object, ...]:
-    return device.name, device.capability, device.num_processors

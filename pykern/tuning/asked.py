@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..boxes import Box
 from ..cgroup import usable_cores
 from ..partition.chain import RecordedChain, call_of
 from ..pipeline.pipeline import Pipeline
@@ -26,10 +27,8 @@ from ..sizes.with_values import WithValues
 from ..sizes.without_values import WithoutValues
 from ..tensors.parameters import held_by
 from ..tensors.trees import Call, all_tensors, map_tensors
+from .site import Site, at_hand, on_box
 from .units import Units, units_of
-
-# The share of a GPU's memory that is left to its driver, to rings between stages and to gaps.
-RESERVED = 0.1
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,7 @@ class Asked:
     optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None
     whole: Sequence[str] = ()
     more: Mapping[str, Any] = field(default_factory=dict)
+    box: Box | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("loss_fn", self.loss_fn), ("optimizer", self.optimizer)):
@@ -72,7 +72,7 @@ class Asked:
                 f"devices must have speed 1 for tune, which measures them, got {self.devices!r}. "
                 "Give their names alone, or a pykern.Pipeline their speeds"
             )
-        _ = self.rows_of_sample
+        _ = self.rows_of_sample, self.site
 
     @cached_property
     def rows_of_sample(self) -> int:
@@ -90,17 +90,17 @@ class Asked:
 
     @property
     def num_devices(self) -> int:
-        """The number of devices."""
+        """The number of devices at hand, which are measured."""
         return len(self._lanes)
 
     @property
     def names(self) -> list[str]:
-        """The name of each device."""
+        """The name of each of them."""
         return [str(lane.device) for lane in self._lanes]
 
     @property
     def gpus(self) -> list[torch.device]:
-        """The devices, if they are GPUs."""
+        """They themselves, if they are GPUs."""
         return [lane.device for lane in self._lanes if lane.device.type == "cuda"]
 
     @property
@@ -109,27 +109,31 @@ class Asked:
         return self.num_devices if self.gpus else min(self.num_devices, usable_cores())
 
     @cached_property
+    def site(self) -> Site:
+        """The devices that plans are searched for."""
+        if self.box is None:
+            return at_hand(self.names, self.memory)
+        return on_box(self.box, self.names, self.memory)
+
+    @cached_property
     def memory_of_each(self) -> float | None:
-        """The bytes that each device has; by default those of the smallest GPU, less a reserve."""
-        if self.memory is not None or not self.gpus:
-            return self.memory
-        least = min(torch.cuda.get_device_properties(gpu).total_memory for gpu in self.gpus)
-        return least * (1 - RESERVED)
+        """The bytes that each device at hand has."""
+        return self.site.memory if self.box is None else at_hand(self.names).memory
 
     @cached_property
     def units(self) -> Units:
         """The units of the model, at which stages can begin."""
-        return units_of(self.model, self.sample, self.num_devices, self.whole)
+        return units_of(self.model, self.sample, len(self.site.names), self.whole)
 
     @cached_property
     def subject(self) -> tuple[str, ...]:
-        """The devices, and what the model and a row of the batch hold, as text."""
+        """The devices of plans, and what the model and a row of the batch hold, as text."""
         # Parameters that train are told a second time, so that frozen ones differ.
         held = [held_by(layers) for layers in self.units.modules()]
         tensors = [tensor for of_unit in held for kind in of_unit for tensor in kind]
         given = all_tensors((self.sample, self.target))
         return (
-            *self.names,
+            *self.site.names,
             *(f"{one.dtype} {tuple(one.shape)}" for one in tensors),
             *(f"{one.dtype} {tuple(one.shape[1:])}" for one in given),
         )

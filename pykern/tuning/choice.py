@@ -64,8 +64,9 @@ class Choice:
             ValueError: an argument is one that `tune` has chosen.
         """
         refuse_chosen(more)
-        best = self.best
-        return self.asked.pipeline(best.plan, best.spans, recompute=best.levels, **more)
+        best, devices = self.best, self._devices
+        more = {"devices": devices, "recompute": best.levels, **more}
+        return self.asked.pipeline(best.plan, best.spans, **more)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a file for `Pipeline(model, tuned=path)`: cut, plan and levels.
@@ -76,11 +77,15 @@ class Choice:
         best = self.best
         Tuned(
             max_stages(self.asked.model),
-            self.asked.names[: best.plan.num_devices],
+            self._devices,
             self.asked.units.split_at(best.spans),
             best.levels,
             best.plan,
         ).save(path)
+
+    @property
+    def _devices(self) -> Sequence[str]:
+        return self.asked.site.names[: self.best.plan.num_devices]
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """The table's rows, in the order of `columns`."""
@@ -122,12 +127,13 @@ class Choice:
     def about(self) -> str:
         """The batches, devices and numbers of plans behind the table, in one line."""
         asked, measured = self.asked, self.measured
-        cores = counted(measured.cores, "core")
-        shared = f" that share {cores}" if measured.cores < asked.num_devices else ""
+        num_devices, cores = len(asked.site.names), counted(measured.cores, "core")
+        shared = f" that share {cores}" if measured.cores < num_devices else ""
+        box = "" if asked.box is None else f" of {asked.box.name} ({asked.box.basis})"
         ran = sum(one.measured_ns is not None for one in self.proposals)
         return (
             f"batches of {counted(asked.rows, 'row')}, {counted(len(measured.units), 'unit')}, "
-            f"{counted(asked.num_devices, 'device')}{shared}; "
+            f"{counted(num_devices, 'device')}{shared}{box}; "
             f"{counted(self.num_simulated, 'plan')} simulated, {ran} run"
         )
 

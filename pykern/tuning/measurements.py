@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..plan import Costs
+from ..plan import Costs, Plan
+from ..plan.costs import changed
 from .shared_cores import Crowded
 
 # A value for each number of rows measured, and each unit.
@@ -122,7 +123,7 @@ class Measurements:
         ]
 
     def costs(self, spans: Sequence[range], rows: float) -> Costs:
-        """The costs of stages of these units."""
+        """The costs of stages of these units, in one replica."""
         inputs, weights = (self.of_stages(name, spans, rows) for name in "IW")
         backwards = self.of_stages("B", spans, rows)
         # The first stage hands no gradient on, so that its W is a whole backward.
@@ -134,9 +135,14 @@ class Measurements:
             self.handed_ns(rows),
             input_ns=inputs,
             weight_ns=weights,
-            reduce_ns=[sum(self.reduce_ns[unit] for unit in span) for span in spans],
             overhead_ns=self.issue_ns,
         )
+
+    def costs_of(self, plan: Plan, spans: Sequence[range], rows: float) -> Costs:
+        """The costs of a plan: those of its stages, and the sums over all of its replicas."""
+        further = plan.placement.num_replicas - 1
+        reduce_ns = [further * sum(self.reduce_ns[unit] for unit in span) for span in spans]
+        return changed(self.costs(spans, rows), reduce_ns=reduce_ns)
 
     def outside_ns(self, num_actions: int, replicas: int) -> float:
         """The time of a step before its first action and behind its last, in nanoseconds."""

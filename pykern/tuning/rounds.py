@@ -76,4 +76,4 @@ class Rounds:
 
 def beside_all(asked: Asked, num_devices: int) -> AbstractContextManager[None]:
     """A context in which each of some devices has the intra-op threads that it has beside all."""
-    return threads_of_a_worker(asked.num_devices, num_devices)
+    return threads_of_a_worker(len(asked.site.names), num_devices)

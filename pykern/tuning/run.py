@@ -11,10 +11,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..boxes import Box, load
 from ..pipeline.left_alone import left_alone
 from ..runtime.devices import Devices
 from ..runtime.loss import Loss
 from .asked import Asked
+from .box_costs import box_costs
 from .cache import measured_once
 from .choice import Choice
 from .homes import moved_back
@@ -53,6 +55,7 @@ def tune(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
     optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
     whole: Sequence[str] = (),
     resume: str | os.PathLike[str] | None = None,
+    box: Box | str | os.PathLike[str] | None = None,
     **more: Any,
 ) -> Choice:
     """Finds the pipeline whose steps take the least time on devices of this machine.
@@ -78,6 +81,9 @@ def tune(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
         optimizer: as for `estimate`; counts in `memory` only.
         whole: as for `Pipeline`.
         resume: a file for the measurements. If it has those of this model, nothing is measured.
+        box: a profile, its file or its name, to choose for its devices instead. Units are measured
+            on `devices`, one of which is enough, and which must be like those of the box. Nothing
+            is run then, and `memory` is that of each device of the box.
         **more: further arguments of the pipelines that are run, such as `reduction="sum"`.
 
     Returns:
@@ -85,21 +91,27 @@ def tune(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
 
     Raises:
         TypeError, ValueError, CutError: an argument is wrong, the model cannot be cut for so many
-            devices, or no plan fits in the memory.
+            devices, no plan fits in the memory, or the box lacks a figure.
+        OSError: a file cannot be read or written.
         TuneInterrupted: Ctrl-C, once proposals are known; its `choice` has them. Before that a
             plain KeyboardInterrupt is raised. The file of `resume` is written as soon as
             everything is measured.
         BaseException: what the model raises for the sample.
     """
+    profile = box if box is None or isinstance(box, Box) else load(box)
     asked = Asked(
-        model, sample, loss_fn, devices, target, batch_size, memory, optimizer, whole, more
+        model, sample, loss_fn, devices, target, batch_size, memory, optimizer, whole, more, profile
     )
     models = [*(model if isinstance(model, Sequence) else [model]), loss_fn]
     with left_alone(models, map(torch.device, {"cpu", *asked.names})), moved_back(models):
         with told("measuring") as tell:
             measured = measured_once(asked, None if resume is None else Path(resume), tell)
+        if profile is not None:
+            measured = box_costs(asked, measured, profile)
         with told("searching") as tell:
             search = searched(asked, measured, tell)
+        if profile is not None:
+            return Choice(asked, measured, tuple(search.best), search.num_simulated)
         return _tried(asked, measured, search)
 
 
@@ -107,9 +119,9 @@ def searched(asked: Asked, measured: Measurements, tell: Tell) -> ProposalSearch
     """The completed search through all proposals."""
     search = ProposalSearch(
         measured,
-        asked.num_devices,
+        len(asked.site.names),
         asked.rows,
-        asked.memory_of_each,
+        asked.site.memory,
         replicated=asked.can_have_replicas,
     )
     search.run(tell)

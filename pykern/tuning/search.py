@@ -177,10 +177,10 @@ class ProposalSearch:
         """The proposal with its levels; None if it is too slow, or too large."""
         self.num_simulated += 1
         rows = self._rows / plan.num_microbatches
-        costs = self._measured.costs(spans, rows)
+        costs = self._measured.costs_of(plan, spans, rows)
         # At the speed of one that computes alone, without R, it would take less.
         fastest = max(self._speeds(rows))
-        outside_ns = self._measured.outside_ns(plan.num_actions, replicas)
+        outside_ns = self._measured.outside_ns(plan.num_actions, plan.placement.num_replicas)
         if simulate(plan, costs).makespan_ns / fastest + outside_ns >= self._limit():
             return None
         # The largest microbatch counts.

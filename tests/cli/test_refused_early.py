@@ -48,6 +48,7 @@ REFUSED = {
     "tune --devices tpu": NO_DEVICE,
     "tune --out none/out.json": ABSENT,
     "tune --resume none/out.json": ABSENT,
+    "tune --box dgx": NO_BOX,
     "verify none:make": NO_MODULE,
     "verify --devices cpu:0": "devices must have 1 to 256 workers",
     "verify --schedule none": NO_SCHEDULE,

@@ -43,6 +43,19 @@ def test_the_choice_is_printed_and_saved(tmp_path: Path, monkeypatch: pytest.Mon
     assert (given["devices"], given["memory"]) == ("cpu:3", 2 * 2**30)
 
 
+def test_a_box_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def tune(_: object, **more: Any) -> Found:
+        given.update(more)
+        return Found()
+
+    monkeypatch.setattr(tuning, "tune", tune)
+    result = CliRunner().invoke(app, ["tune", "--devices", "cpu:1", "--box", "4x4090"])
+    assert result.exit_code == 0, result.stderr
+    assert given["box"].name == "4 of 8 x GeForce RTX 4090, copies by the host"
+
+
 def test_an_interrupt_prints_and_saves_what_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

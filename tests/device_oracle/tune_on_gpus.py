@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import pykern
+from pykern.boxes import Box, BoxDevice, BoxHost, BoxLink
 from pykern.tuning import measure, overheads, trial
 from tests.device_oracle.oracle import gpus
 from tests.fake_cuda.fake import FakeCuda
@@ -90,6 +92,23 @@ def test_the_memory_of_the_gpus_is_kept(two_gpus: FakeCuda) -> None:
     assert all(max(one.peak_bytes) > 0 for one in choice.proposals)
     with pytest.raises(ValueError, match="memory must be enough for some plan, got 16"):
         tuned(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))), memory=16)
+
+
+def test_one_gpu_stands_for_those_of_a_box(two_gpus: FakeCuda) -> None:
+    gpu = BoxDevice("NVIDIA X", 2**28, 1_000.0, None, (9, 0), 132)
+    link = BoxLink((tuple(range(4)),), 20.0, 5_000.0)
+    box = Box(3, "4 X", "measured", (), (gpu,) * 4, (link,), BoxHost(None, None))
+    layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+    choice = tuned(layers, devices="cuda:0", box=box)
+    assert choice.asked.site.names == [f"cuda:{number}" for number in range(4)]
+    assert choice.asked.site.memory == pytest.approx(0.9 * 2**28)
+    assert all(one.measured_ns is None for one in choice.proposals)
+    assert {p.device.type for p in layers.parameters()} == {"cpu"}
+    with pytest.raises(ValueError, match="device must be one of 2 GPUs that torch sees"):
+        choice.pipeline()
+    older = replace(box, devices=(replace(gpu, capability=(8, 0)),) * 4)
+    with pytest.raises(ValueError, match="devices must be like those of the box"):
+        tuned(layers, devices="cuda:0", box=older)
 
 
 @pytest.mark.parametrize("devices", [["cuda:0", "cuda:0"], "cuda:0/2"], ids=str)

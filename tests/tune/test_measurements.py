@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pykern.plan import Costs, Plan, check, simulate
+from pykern.plan import Costs, Plan, check, simulate, with_replicas
 from pykern.schedules import one_f_one_b, zb_h1
 from pykern.tuning.asked import Asked
 from pykern.tuning.by_unit import by_unit, even_spans
@@ -36,6 +36,14 @@ def test_an_action_is_paid_for_once_in_a_stage() -> None:
         SPANS, 1
     )
     assert costs.forward_ns == [10.0, 46.0]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_a_sum_has_the_gradients_of_all_further_replicas(replicas: int) -> None:
+    plan = with_replicas(one_f_one_b(2, 2), replicas)
+    costs = measurements([10.0, 20.0, 30.0]).costs_of(plan, SPANS, 1)
+    assert costs.reduce_ns == [1000.0 * (replicas - 1), 2000.0 * (replicas - 1)]
+    assert costs.forward_ns == [10.0, 50.0]
 
 
 def test_the_first_stage_hands_no_gradient_on() -> None:

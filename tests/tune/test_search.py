@@ -6,7 +6,7 @@ import pytest
 
 from pykern.partition.unequal import neighbours
 from pykern.plan.shares import Shares
-from pykern.schedules import gpipe
+from pykern.schedules import chimera, gpipe
 from pykern.tuning.measurements import Measurements
 from pykern.tuning.search import ProposalSearch
 from pykern.tuning.space import balanced_spans, shares_of
@@ -70,6 +70,17 @@ def test_nor_where_replicas_have_unequal_numbers_of_microbatches_and_share_cores
     costs = measured.costs([range(len(UNEVEN))], 7 / 4)
     timeline = search.predict(shares.side_by_side(gpipe(1, 2)), costs, 7 / 4)
     assert timeline.makespan_ns >= search.bound_ns(shares)
+
+
+def test_a_schedule_of_two_replicas_pays_for_the_second() -> None:
+    """Chimera has a replica of each stage of its own, beside those of `replicas`."""
+    free, dear = (measurements(UNEVEN, replica_ns=of) for of in (0.0, 1e6))
+    spans, rows = balanced_spans(free, 2, 4), 4
+    plan = chimera(2, 2)
+    found = [ProposalSearch(of, 2, 8)._proposal("chimera", plan, spans, 1) for of in (free, dear)]
+    one, other = (proposal.predicted_ns for proposal in found if proposal is not None)
+    assert other - one == 1e6
+    assert rows * plan.num_microbatches == 8
 
 
 def test_what_is_pruned_is_not_better(monkeypatch: pytest.MonkeyPatch) -> None:
