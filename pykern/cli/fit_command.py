@@ -15,6 +15,7 @@ from .workloads import ModelSource, require_source, workload_of
 
 if TYPE_CHECKING:
     from ..boxes import Box
+    from ..rehearse.lines import Line
     from ..sizes import Estimate
 
 GIB = 2**30
@@ -113,12 +114,21 @@ def _without_looks() -> Iterator[None]:
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        line = line_of_error(error)
-        where = "" if line is None else f" at {line}"
-        raise ValueError(
-            f"the model must not look at values, got {error.func}{where}. "
-            "Call pykern.estimate with with_values=True, weights and data"
-        ) from error
+        raise _refusal(str(error.func), line_of_error(error)) from error
+    except (RuntimeError, TypeError) as error:
+        # For these torch has no exceptions of their own, and names what was called.
+        named = next((name for name in (".numpy()", "__format__") if name in str(error)), None)
+        if named is None:
+            raise
+        raise _refusal(named, line_of_error(error)) from error
+
+
+def _refusal(looked: str, line: "Line | None") -> ValueError:
+    where = "" if line is None else f" at {line}"
+    return ValueError(
+        f"the model must not look at values, got {looked}{where}. "
+        "Call pykern.estimate with with_values=True, weights and data"
+    )
 
 
 def _room(devices: int | None, memory: float | None, box: str | None) -> Room:

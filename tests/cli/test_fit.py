@@ -48,6 +48,28 @@ def looks(kind=Looks):
 def masks():
     return looks(Masks)
 
+class Arrays(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * len(x.detach().numpy())
+
+class Prints(nn.Linear):
+    def forward(self, x):
+        print(f"{x.detach().sum():.2f}")
+        return super().forward(x)
+
+class Broken(nn.Linear):
+    def forward(self, x):
+        raise RuntimeError("a fault of the model")
+
+def arrays():
+    return looks(Arrays)
+
+def prints():
+    return looks(Prints)
+
+def broken():
+    return looks(Broken)
+
 def held():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)))
     x = torch.empty(2**16, 256)
@@ -152,6 +174,8 @@ def test_fewer_devices_of_a_box_may_be_taken_and_not_more(tmp_path: Path) -> Non
             "must not look at values, got aten._local_scalar_dense.default at fitted.py:25. Call",
         ),
         (["fitted:masks", "--devices", "2"], "got aten.nonzero.default at fitted.py:30. Call py"),
+        (["fitted:arrays", "--devices", "2"], "got .numpy() at fitted.py:41. Call pykern.estim"),
+        (["fitted:prints", "--devices", "2"], "got __format__ at fitted.py:45. Call pykern.estim"),
         (["--schedule", "foo"], "foo"),
         (["--schedule", "gpipe", "--waves", "2"], "--waves must go with hanayo, got gpipe"),
     ],
@@ -161,3 +185,9 @@ def test_what_is_refused(arguments: list[str], message: str) -> None:
     assert result.exit_code == 2
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_fault_of_the_model_is_shown_where_it_is() -> None:
+    result = fit("fitted:broken", "--devices", "2")
+    assert isinstance(result.exception, RuntimeError)
+    assert str(result.exception) == "a fault of the model"
