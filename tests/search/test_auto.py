@@ -61,6 +61,20 @@ def test_without_budget_it_is_a_seed_or_better():
         assert found.makespan_ns <= min(found.seeds.values(), default=float("inf"))
 
 
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+def test_of_equal_plans_it_takes_that_with_the_fewest_actions(num_microbatches):
+    found = auto(1, num_microbatches)
+    assert found.plan.num_actions == 2 * num_microbatches
+    assert found.proven
+    unequal = auto(4, 8, costs=Costs(1.0, 2.0, input_ns=1.0, weight_ns=1.0), budget_ms=2)
+    fewest = min(
+        plan.num_actions
+        for name, plan in published(4, 8, 4).items()
+        if unequal.seeds.get(name, float("inf")) <= unequal.makespan_ns * (1 + 1e-9)
+    )
+    assert unequal.plan.num_actions <= fewest
+
+
 def test_the_same_arguments_give_the_same_plan():
     one, other = (auto(4, 9, costs=MEASURED, memory=0.5, budget_ms=20, seed=3) for _ in range(2))
     assert one.plan == other.plan
