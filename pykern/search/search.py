@@ -149,12 +149,7 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
     require_counts(
         num_devices=num_devices, num_microbatches=num_microbatches, max_chunks=max_chunks
     )
-    num_cells = num_devices * max_chunks * num_microbatches
-    if num_cells > MAX_SEARCHED:
-        raise ValueError(
-            f"num_devices * max_chunks * num_microbatches must be at most {MAX_SEARCHED}, got "
-            f"{num_cells}. Search with fewer microbatches: the order repeats for larger numbers"
-        )
+    _require_searchable(num_devices * max_chunks * num_microbatches)
     if not 0 <= kept <= 1:
         raise ValueError(f"kept must be 0 to 1, got {kept}")
     if not (isinstance(seed, Integral) and 0 <= seed < 1 << 64):
@@ -178,10 +173,8 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
     seeds = [(index[plan.placement], plan) for plan in plans.values()]
     result = _search([*candidates.values()], num_microbatches, cap, seeds, budget_ms, seed)
     makespans = dict(zip(plans, result.seed_makespans_ns, strict=True))
-    # Each action takes its time to issue, so of plans that are as fast the one with the fewest. The
-    # search rounds times to a billionth.
-    limit = result.makespan_ns * (1 + 1e-9)
-    as_fast = [plan for name, plan in plans.items() if makespans[name] <= limit]
+    as_fast = [plans[name] for name, ns in makespans.items() if ns <= _rounded(result.makespan_ns)]
+    # Each action takes its time to issue.
     best = min([result.plan, *as_fast], key=lambda plan: plan.num_actions)
     candidate = candidates[best.placement]
     return Found(
@@ -198,6 +191,19 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
         work_ms=result.work / WORK_PER_MS,
         loss=loss,
     )
+
+
+def _require_searchable(num_cells: int) -> None:
+    if num_cells > MAX_SEARCHED:
+        raise ValueError(
+            f"num_devices * max_chunks * num_microbatches must be at most {MAX_SEARCHED}, got "
+            f"{num_cells}. Search with fewer microbatches: the order repeats for larger numbers"
+        )
+
+
+def _rounded(time_ns: float) -> float:
+    """The most that is the same to the search, which rounds times to a billionth."""
+    return time_ns * (1 + 1e-9)
 
 
 def _cap(
