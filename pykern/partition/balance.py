@@ -17,17 +17,15 @@ from torch.nn.parameter import is_lazy
 
 from ..columns import counted, in_columns
 from ..plan import require_counts
-from ..tensors.parameters import num_bytes, num_values
-from .bottleneck import balanced_ends, ends_for_speeds, spans_of
-from .profile import layer_bytes, layer_times_ns
+from ..tensors.parameters import num_values
+from .bottleneck import Limit, balanced_ends, ends_for_speeds, spans_of
+from .layer_costs import bytes_held, costs_of_layers
 
 # The measure that stages share equally, the layers of each stage, or prices by patterns of names.
 Balance: TypeAlias = (
     Literal["parameters", "layers", "time", "memory"] | Sequence[int] | Mapping[str, float]
 )
 _MEASURED = ("time", "memory")
-# The weight of a parameter that trains, its gradient, and two moments of Adam.
-_COPIES = 4
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,7 @@ class Partition:
         layer_parameters: One parameter count per layer of the whole model.
         above_bound: On devices of unequal speed, the excess of a simulated step over a bound for
             all cuts and orders, as a share of the bound; None on equal devices.
+        limits: The memory of the stages' devices, if it was given, which all cuts keep.
     """
 
     stages: tuple[range, ...]
@@ -55,6 +54,7 @@ class Partition:
     layer_costs: tuple[int, ...] = ()
     layer_parameters: tuple[int, ...] = ()
     above_bound: float | None = None
+    limits: tuple[Limit, ...] = ()
 
     @property
     def num_stages(self) -> int:
@@ -100,6 +100,7 @@ def partition(
     balance: Balance = "parameters",
     sample: Any = None,
     speeds: Sequence[float] | None = None,
+    memory: Sequence[float] | None = None,
 ) -> Partition:
     """Cut a chain of layers into contiguous, non-empty stages.
 
@@ -121,6 +122,9 @@ def partition(
         speeds: Speed of each stage's device, in any unit. The slowest stage, by cost divided by
             speed, is then as fast as any cut can make it. Balance "memory" ignores the speeds.
             None for equal devices.
+        memory: Bytes that each stage may hold, as "memory" counts them, for balance "time" and
+            "memory"; None for any number. With "memory" the fullest stage, by its share of these
+            bytes, is then as empty as any cut can make it.
 
     Returns:
         The stages with their costs; a given list reports its cost in parameters.
@@ -128,18 +132,23 @@ def partition(
     Raises:
         TypeError: If `layers` is not a chain of modules or a count is not an integer.
         ValueError: If there are fewer layers than stages, the balance is unknown or does not fit
-            the model, a parameter has no shape yet, or `sample` is missing or superfluous.
+            the model, a parameter has no shape yet, `sample` is missing or superfluous, or no cut
+            keeps the memory.
     """
     named = as_chain(layers)
     # A reader knows a layer by its own name, or by its type if the name is a number.
     chain = [(type(each).__name__ if name.isdigit() else name, each) for name, each in named]
     require_num_stages(num_stages, len(chain))
     parameters = [_count_parameters(name, layer) for name, layer in chain]
+    limits: tuple[Limit, ...] = ()
     if isinstance(balance, str):
         _check_sample(balance, sample)
         layers_of = [layer for _, layer in chain]
-        costs = _costs(balance, layers_of, parameters, sample, num_stages)
-        ends = _ends(costs, num_stages, None if balance == "memory" else speeds)
+        costs = costs_of_layers(balance, layers_of, parameters, sample, num_stages)
+        if memory is not None:
+            held = costs if balance == "memory" else bytes_held(layers_of, sample, num_stages)
+            limits = (_limit(held, memory),)
+        ends = _ends(costs, num_stages, memory if balance == "memory" else speeds, limits)
     elif isinstance(balance, Mapping):
         costs = [
             _price(balance, name, kind) for (name, _), (kind, _) in zip(named, chain, strict=True)
@@ -162,23 +171,37 @@ def partition(
         balance=_counted(balance),
         layer_costs=tuple(costs),
         layer_parameters=tuple(parameters),
+        limits=limits,
     )
+
+
+def _limit(held: Sequence[int], memory: Sequence[float]) -> Limit:
+    total = [0, *accumulate(held)]
+    return Limit(total, [int(min(of_stage, total[-1])) for of_stage in memory])
 
 
 def _sums(of_layers: Sequence[int], stages: Sequence[range]) -> tuple[int, ...]:
     return tuple(sum(of_layers[layer] for layer in stage) for stage in stages)
 
 
-def _ends(costs: Sequence[int], num_stages: int, speeds: Sequence[float] | None) -> list[int]:
+def _ends(
+    costs: Sequence[int],
+    num_stages: int,
+    speeds: Sequence[float] | None,
+    limits: Sequence[Limit] = (),
+) -> list[int]:
     """The ends of stages of equal cost, or of equal time on devices of unequal speed."""
     if speeds is None or len(set(speeds)) == 1:
-        return balanced_ends(costs, num_stages)
+        ends = balanced_ends(costs, num_stages)
+        if all(limit.kept_by(spans_of(ends)) for limit in limits):
+            return ends
+        speeds = [1.0] * num_stages
     if len(speeds) != num_stages:
         raise ValueError(
             f"speeds must have an entry for each of {num_stages} stages, got {len(speeds)}. Give "
             "the speed of each stage's device"
         )
-    return ends_for_speeds(costs, speeds)
+    return ends_for_speeds(costs, speeds, limits)
 
 
 def as_chain(
@@ -248,26 +271,6 @@ def _check_sample(balance: str, sample: Any) -> None:
             "sample must be given for, and only for, balance 'time' and 'memory', got "
             f"balance={balance!r} {'without' if sample is None else 'with'} sample"
         )
-
-
-def _costs(
-    balance: str, layers: list[nn.Module], parameters: list[int], sample: Any, num_stages: int
-) -> list[int]:
-    """The cost of every layer, as integers so that the cut is exact."""
-    if balance == "time":
-        return layer_times_ns(layers, sample)
-    if balance == "memory":
-        kept = layer_bytes(layers, sample)
-        return [_bytes_of(one) + num_stages * of for one, of in zip(layers, kept, strict=True)]
-    return parameters if balance == "parameters" else [1] * len(layers)
-
-
-def _bytes_of(layer: nn.Module) -> int:
-    held = sum(num_bytes(buffer) for buffer in layer.buffers())
-    return held + sum(
-        num_bytes(parameter) * (_COPIES if parameter.requires_grad else 1)
-        for parameter in layer.parameters()
-    )
 
 
 def _price(prices: Mapping[str, float], name: str, kind: str) -> int:

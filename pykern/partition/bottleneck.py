@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from math import ceil, floor
+from typing import NamedTuple
 
 
 def balanced_ends(costs: Sequence[int], num_stages: int) -> list[int]:
@@ -117,7 +118,26 @@ def _least_bottleneck(costs: Sequence[int], num_stages: int) -> int:
     return low + bisect_left(range(low, high), True, key=fits)
 
 
-def ends_for_speeds(costs: Sequence[int], speeds: Sequence[float]) -> list[int]:
+class Limit(NamedTuple):
+    """The most that stages may hold, such as the memory of their devices.
+
+    Attributes:
+        total: the sums over the layers in front of each layer, and over all of them.
+        most: by stage, the most that it may hold.
+    """
+
+    total: Sequence[int]
+    most: Sequence[int]
+
+    def kept_by(self, stages: Sequence[range]) -> bool:
+        """Whether stages of these layers hold no more."""
+        pairs = zip(stages, self.most, strict=True)
+        return all(self.total[of.stop] - self.total[of.start] <= most for of, most in pairs)
+
+
+def ends_for_speeds(
+    costs: Sequence[int], speeds: Sequence[float], limits: Sequence[Limit] = ()
+) -> list[int]:
     """The end of every stage of the cut whose slowest stage takes least.
 
     The cut is exact: stage i takes the sum of its costs divided by `speeds[i]`, and no other cut
@@ -126,20 +146,32 @@ def ends_for_speeds(costs: Sequence[int], speeds: Sequence[float]) -> list[int]:
     Args:
         costs: the costs of layers, at least as many as stages.
         speeds: the speeds by stage, above 0.
+        limits: bounds that every cut must keep.
+
+    Raises:
+        ValueError: no cut keeps them.
     """
     total = [0, *accumulate(costs)]
     exact = [Fraction(speed) for speed in speeds]
-    num_stages, num_layers = len(speeds), len(costs)
-    ends = [*range(1, num_stages), num_layers]
+
+    def within(most: Sequence[int]) -> list[int] | None:
+        return _within([Limit(total, most), *limits])
+
+    if (ends := within([total[-1]] * len(speeds))) is None:
+        [limit, *_] = limits
+        raise ValueError(
+            f"memory must hold {limit.total[-1]} bytes in some cut into {len(speeds)} stages, got "
+            f"{sum(limit.most)} in {list(limit.most)}. Use more or larger devices"
+        )
     low, best = Fraction(0), _slowest(total, ends, exact)
     while True:
-        faster = _within(total, [ceil(best * speed) - 1 for speed in exact])
+        faster = within([ceil(best * speed) - 1 for speed in exact])
         if faster is None:
-            return _within(total, [floor(best * speed) for speed in exact]) or ends
+            return within([floor(best * speed) for speed in exact]) or ends
         best = _slowest(total, faster, exact)
         # Halving finds the neighbourhood of the best; single steps between cuts end there.
         middle = Fraction(float(low + best) / 2)
-        if (halved := _within(total, [floor(middle * speed) for speed in exact])) is None:
+        if (halved := within([floor(middle * speed) for speed in exact])) is None:
             low = middle
         else:
             best = min(best, _slowest(total, halved, exact))
@@ -150,21 +182,25 @@ def _slowest(total: Sequence[int], ends: Sequence[int], speeds: Sequence[Fractio
     return max((total[end] - total[start]) / speed for (start, end), speed in spans)
 
 
-def _within(total: Sequence[int], limits: Sequence[int]) -> list[int] | None:
-    """Ends of non-empty stages whose costs are within the limits, or None without such a cut."""
-    num_layers = len(total) - 1
+def _within(limits: Sequence[Limit]) -> list[int] | None:
+    """Ends of non-empty stages that keep the limits, or None without such a cut."""
+    num_layers = len(limits[0].total) - 1
+    by_stage = list(zip(*(limit.most for limit in limits), strict=True))
+    totals = [limit.total for limit in limits]
     reached = [[0]]
-    for limit in limits:
+    for of_stage in by_stage:
         ends: list[int] = []
         for start in reached[-1]:
-            last = bisect_right(total, total[start] + limit) - 1
+            pairs = zip(totals, of_stage, strict=True)
+            last = min(bisect_right(total, total[start] + most) - 1 for total, most in pairs)
             ends += range(max(start, ends[-1] if ends else 0) + 1, last + 1)
         reached.append(ends)
     if not reached[-1] or reached[-1][-1] != num_layers:
         return None
     found = [num_layers]
-    for starts, limit in zip(reached[-2::-1], reversed(limits), strict=True):
-        first = bisect_left(total, total[found[-1]] - limit)
+    for starts, of_stage in zip(reached[-2::-1], reversed(by_stage), strict=True):
+        pairs = zip(totals, of_stage, strict=True)
+        first = max(bisect_left(total, total[found[-1]] - most) for total, most in pairs)
         # The end was reached from some start, so the earliest start in the limit reaches it too.
         found.append(starts[bisect_left(starts, first)])
     return found[-2::-1]

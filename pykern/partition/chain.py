@@ -20,6 +20,7 @@ from .balance import Balance, Partition, as_chain, partition
 from .layers import refuse_hooks
 from .profile import as_in_training
 from .split_points import SplitAt, counts_at, names_of, whole_names
+from .unequal import ALIKE, StageDevices
 
 
 class Chain:
@@ -172,11 +173,11 @@ def share_out(
     balance: Balance | None,
     sample: Any,
     split_at: SplitAt | None,
-    speeds: Sequence[float] | None = None,
+    devices: StageDevices = ALIKE,
 ) -> Partition:
     """The layers of the chain that form each stage.
 
-    `speeds` are the speeds of the stages' devices; None for equal devices.
+    `devices` are those of the stages.
 
     Raises:
         TypeError, ValueError: as `partition`, or both `balance` and `split_at` are given.
@@ -195,9 +196,9 @@ def share_out(
         root = list(chain.layers.values()) if chain.root is None else [chain.root]
         with as_in_training(root):
             given = None if sample is None else chain.first_input(sample)
-            return partition(chain.layers, num_stages, balance, given, speeds)
+            return partition(chain.layers, num_stages, balance, given, *devices)
     given = sample if isinstance(chain, Chain) else None
-    return partition(chain.layers, num_stages, balance, given, speeds)
+    return partition(chain.layers, num_stages, balance, given, *devices)
 
 
 def max_stages(model: nn.Module | Sequence[nn.Module] | ExportedProgram) -> int:

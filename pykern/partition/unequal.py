@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..plan import Costs, Kind, Plan, simulate
 from .bottleneck import spans_of
@@ -20,6 +20,33 @@ def stage_speeds(plan: Plan, speeds: Sequence[float]) -> list[float]:
     """The speed of each stage's device, the slowest of its replicas' devices."""
     return [
         min(speeds[device] for device in of) for of in zip(*plan.placement.replicas, strict=True)
+    ]
+
+
+class StageDevices(NamedTuple):
+    """The devices of stages, as `partition` takes them.
+
+    Attributes:
+        speeds: by stage; None for equal devices.
+        memory: by stage, the bytes that it may hold; None for any number.
+    """
+
+    speeds: Sequence[float] | None = None
+    memory: Sequence[float] | None = None
+
+
+ALIKE = StageDevices()
+
+
+def stage_memory(plan: Plan, memory: Sequence[float]) -> list[float]:
+    """The bytes that each stage may hold: stages of a device share its memory evenly.
+
+    Stages with several replicas have the memory of the smallest of their devices.
+    """
+    homes = plan.placement.replicas
+    stages_of = [sum(of.count(device) for of in homes) for device in range(plan.num_devices)]
+    return [
+        min(memory[device] / stages_of[device] for device in of) for of in zip(*homes, strict=True)
     ]
 
 
@@ -53,7 +80,8 @@ def improved(cut: Partition, plan: Plan, speeds: Sequence[float]) -> Partition:
 
     stages, least = cut.stages, step(cut.stages)
     while True:
-        times = {near: step(near) for near in neighbours(stages)}
+        near = [of for of in neighbours(stages) if all(one.kept_by(of) for one in cut.limits)]
+        times = {of: step(of) for of in near}
         best = min(times, key=times.__getitem__, default=stages)
         if times.get(best, least) >= least:
             break

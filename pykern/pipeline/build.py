@@ -27,7 +27,7 @@ from ..parallel.tensor.tensor import TensorParallel, parse_tensor
 from ..partition.balance import Partition
 from ..partition.chain import Chain, RecordedChain, max_stages, open_model, share_out
 from ..partition.layers import make_stages, place_layers, refuse_foreign_devices, refuse_inside
-from ..partition.unequal import improved, stage_speeds
+from ..partition.unequal import StageDevices, improved, stage_memory, stage_speeds
 from ..plan import Plan
 from ..plan.parts import Parts
 from ..runtime.asynchronous.executor import AsyncExecutor
@@ -186,9 +186,9 @@ def design(asked: Request) -> Design:
     refuse_foreign_devices(chain.layers, asked.lanes[0].device.type)
     of = partial(Design, asked, plan, chosen, parts, chain)
     speeds = None if asked.speeds is None else stage_speeds(plan, asked.speeds)
-    share = partial(
-        share_out, chain, plan.num_stages, asked.balance, asked.sample, asked.split_at, speeds
-    )
+    memory = None if asked.memory is None else stage_memory(plan, asked.memory)
+    how = asked.balance, asked.sample, asked.split_at, StageDevices(speeds, memory)
+    share = partial(share_out, chain, plan.num_stages, *how)
     groups = [group for group in (data_group, tensor_group) if group is not None]
     if asked.balance == "time":
         # On GPUs too, times are those of the CPU.

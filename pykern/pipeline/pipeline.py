@@ -50,8 +50,8 @@ class Pipeline(Steps):
             with a forward of its own, which is recorded on the `sample` and cut (`pykern.trace`).
         devices: "cpu:4" for four CPU workers, "cuda" for every GPU, "cuda:0/4" for four groups of
             the SMs of one GPU, or a list with one name per device. Layers are moved to the GPU of
-            their stage. In a list, `pykern.Device("cuda:1", speed=0.6)` is a slower one; stages are
-            then cut so that all take equal time.
+            their stage. In a list, `pykern.Device("cuda:1", speed=0.6, memory="24GiB")` is a slower
+            or smaller one; stages are cut so that all take equal time and fit.
         schedule: a name or function of `pykern.schedules`, a `Plan`, or "auto" for the best that
             `pykern.search.auto` finds: without `loss_fn` and `memory=`, for a loss outside.
         microbatches: how many parts each batch is cut into; may be left out with a `Plan`.

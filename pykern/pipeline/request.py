@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from math import inf
 from typing import Any, Literal, get_args
 
 from torch import nn
@@ -94,7 +95,7 @@ class Request:
         require_one_of("compile", self.compile, get_args(Compile))
         refuse_timeout(self.timeout)
         # These values are computed now, so that errors in their arguments are raised now.
-        _ = self.verified, self.shares
+        _ = self.verified, self.shares, self.memory
 
     @cached_property
     def verified(self) -> Verify | None:
@@ -116,6 +117,18 @@ class Request:
         """The speed of each device; None if all are equal."""
         speeds = [lane.speed for lane in self.lanes]
         return speeds if len(set(speeds)) > 1 else None
+
+    @cached_property
+    def memory(self) -> list[float] | None:
+        """The bytes that each device has for its stages; None if none tells."""
+        if all(lane.memory is None for lane in self.lanes):
+            return None
+        if self.balance not in ("time", "memory"):
+            raise ValueError(
+                "memory of a device must go with balance='time' or 'memory', which count bytes, "
+                f"got balance={self.balance!r}. Omit it, or take such a balance"
+            )
+        return [inf if lane.memory is None else lane.memory for lane in self.lanes]
 
     @property
     def is_cut_by_time(self) -> bool:

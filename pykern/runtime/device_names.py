@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from math import inf
 
 WORKERS = re.compile(r"cpu(?::([0-9]{1,4}))?")
 GPU = re.compile(r"cuda:([0-9]{1,4})(?:/([0-9]{1,4}))?")
 MAX_WORKERS = 256
 MAX_PARTS = 64
+_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([MG]i?B)")
+_UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 
 
 def num_workers(name: str) -> int | None:
@@ -42,6 +45,26 @@ def require_known(name: str) -> None:
     """
     if name != "cuda" and num_workers(name) is None and gpu_and_parts(name) is None:
         raise unknown(name)
+
+
+def num_bytes_of(memory: object) -> float:
+    """The bytes of a memory: a number of them, or such as "24GiB".
+
+    Raises:
+        TypeError, ValueError: it is neither, or not above 0.
+    """
+    if isinstance(memory, str) and (found := _MEMORY.fullmatch(memory)) is not None:
+        memory = float(found[1]) * _UNITS[found[2]]
+    if isinstance(memory, bool) or not isinstance(memory, int | float):
+        raise TypeError(
+            f"memory must be a number of bytes, or such as '24GiB' or '24GB', got {memory!r}. Omit "
+            "it for any number"
+        )
+    if not 0 < memory < inf:
+        raise ValueError(
+            f"memory must be a number of bytes above 0, got {memory:g}. Omit it for any number"
+        )
+    return memory
 
 
 def unknown(name: str) -> ValueError:

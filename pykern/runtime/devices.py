@@ -8,26 +8,29 @@ from math import inf
 
 import torch
 
-from .device_names import GPU, WORKERS, gpu_and_parts, num_workers, unknown
+from .device_names import GPU, WORKERS, gpu_and_parts, num_bytes_of, num_workers, unknown
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device with its relative speed. Stages are cut so that all devices take equal time.
+    """A device with its relative speed and its memory, by which stages are cut.
 
     Attributes:
         name: "cpu" for a CPU worker, or a GPU, "cuda:1".
         speed: how much work it does per unit of time, in any unit that all devices share.
-            Devices that are given by name alone have speed 1.
+            Devices that are given by name alone have speed 1. All devices take equal time.
+        memory: the bytes that its stages may hold, or such as "24GiB" or "24GB"; None for any
+            number. It goes with balance "time" or "memory".
 
     Raises:
-        TypeError, ValueError: `name` is not a string or a torch.device, or `speed` is not a number
-            above 0.
+        TypeError, ValueError: `name` is not a string or a torch.device, `speed` is not a number
+            above 0, or `memory` is no number of bytes above 0.
     """
 
     name: str | torch.device
     _: KW_ONLY
     speed: float = 1.0
+    memory: float | str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str | torch.device):
@@ -45,6 +48,12 @@ class Device:
                 f"speed must be a number above 0, got {self.speed}. A device that does 60 % of "
                 "another's work has speed=0.6"
             )
+        _ = self.num_bytes
+
+    @property
+    def num_bytes(self) -> float | None:
+        """The memory in bytes; None for any number."""
+        return None if self.memory is None else num_bytes_of(self.memory)
 
 
 Devices = str | Sequence[str | torch.device | Device]
@@ -59,12 +68,14 @@ class DeviceLane:
         part: the index of its group of SMs, from 0.
         num_parts: the number of groups of SMs that the GPU is split into; 1 for a whole GPU.
         speed: as of `Device`.
+        memory: the bytes that its stages may hold; None for any number.
     """
 
     device: torch.device
     part: int = 0
     num_parts: int = 1
     speed: float = 1.0
+    memory: float | None = None
 
 
 def parse_devices(devices: Devices) -> list[DeviceLane]:
@@ -89,7 +100,10 @@ def parse_devices(devices: Devices) -> list[DeviceLane]:
     names = [str(device.name) for device in given]
     if not names:
         raise ValueError("devices must hold at least one, got an empty list. For example 'cpu:4'")
-    lanes = [DeviceLane(_device(str(each.name)), speed=each.speed) for each in given]
+    lanes = [
+        DeviceLane(_device(str(each.name)), speed=each.speed, memory=each.num_bytes)
+        for each in given
+    ]
     if len({lane.device.type for lane in lanes}) > 1:
         raise ValueError(f"devices must be CPU workers or GPUs, not both, got {names!r}")
     return lanes

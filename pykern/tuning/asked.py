@@ -67,10 +67,10 @@ class Asked:
                 f"devices must be CPU workers or whole GPUs, each once, got {self.devices!r}. For "
                 "parts of a GPU, measure with pipe.costs() within pipe.tracing()"
             )
-        if any(lane.speed != 1 for lane in self._lanes):
+        if any(lane.speed != 1 or lane.memory is not None for lane in self._lanes):
             raise ValueError(
-                f"devices must have speed 1 for tune, which measures them, got {self.devices!r}. "
-                "Give their names alone, or a pykern.Pipeline their speeds"
+                "devices must have no speed or memory of their own for tune, which takes them to "
+                f"be alike, got {self.devices!r}. Give a pykern.Pipeline these"
             )
         _ = self.rows_of_sample, self.site
 

@@ -180,7 +180,9 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="device 'gpu' is unknown"):
         pipeline([pykern.Device("gpu", speed=0.5)])
     x = torch.ones(4, 4)
-    with pytest.raises(ValueError, match="devices must have speed 1 for tune, which measures them"):
+    with pytest.raises(
+        ValueError, match="devices must have no speed or memory of their own for tune"
+    ):
         pykern.tune(
             nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
             sample=x,
