@@ -54,8 +54,8 @@ a backward makes again has the bits of the forward.
 
 Every operation below is executed for sm_80, sm_90, sm_100 and sm_120; e4m3 needs sm_89. Llama's
 shape is executed in bfloat16, float16 and float32, other arguments in one of them for each GPU. The
-nightly tests execute all of them in all three. On 2026-11-28 these 48 tests passed, in 19 minutes and
-one process (AMD EPYC, family 26, model 2; torch 2.13.0+cpu, Triton 3.7.1).
+nightly tests execute all of them in all three. On 2026-11-28 these 48 tests passed, in 19 minutes
+and one process (AMD EPYC, family 26, model 2; torch 2.13.0+cpu, Triton 3.7.1).
 
 | arguments | executions | launches | instructions of warps | faults | worst error in ulps |
 |---|--:|--:|--:|--:|---|

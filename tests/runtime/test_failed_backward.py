@@ -61,14 +61,18 @@ def alive(of: Branches) -> int:
     return sum(ref() is not None for ref in of.kept)
 
 
-def assert_freed(devices: Any, at: int, **options: Any) -> None:
+def assert_freed(devices: Any, at: int, num_before: int, **options: Any) -> None:
+    """A step fails behind others, the first two of which look for random draws in a backward."""
     torch.manual_seed(0)
     layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
-    branches = layers[at] = Branches(4, fails=True)
+    branches = layers[at] = Branches(4, fails=False)
     x = torch.randn(8, 4)
     with pykern.Pipeline(
         layers, devices=devices, microbatches=4, loss_fn=mse_loss, **options
     ) as pipe:
+        for _ in range(num_before):
+            pipe.step(x, target=x)
+        branches.fails[0] = True
         with pytest.raises(RuntimeError, match="planted"):
             pipe.step(x, target=x)
         assert branches.kept
@@ -82,12 +86,18 @@ def assert_freed(devices: Any, at: int, **options: Any) -> None:
     [{}, {"schedule": "zb_h1"}, {"recompute": "layer"}, {"recompute": "stage"}],
     ids=str,
 )
+@pytest.mark.parametrize("num_before", [0, 3])
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_step_that_fails_leaves_no_graph(at: int, options: dict[str, Any]) -> None:
+def test_a_step_that_fails_leaves_no_graph(
+    at: int, num_before: int, options: dict[str, Any]
+) -> None:
     """The first stage has no leaf, and the second has one."""
-    assert_freed("cpu:2", at, **options)
+    assert_freed("cpu:2", at, num_before, **options)
 
 
+@pytest.mark.parametrize("num_before", [0, 3])
 @pytest.mark.parametrize("at", [0, 2])
-def test_a_step_that_fails_on_gpus_leaves_no_graph(gpus: FakeCuda, at: int) -> None:
-    assert_freed(["cuda:0", "cuda:1"], at)
+def test_a_step_that_fails_on_gpus_leaves_no_graph(
+    gpus: FakeCuda, at: int, num_before: int
+) -> None:
+    assert_freed(["cuda:0", "cuda:1"], at, num_before)
