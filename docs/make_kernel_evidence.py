@@ -54,7 +54,8 @@ a backward makes again has the bits of the forward.
 
 Every operation below is executed for sm_80, sm_90, sm_100 and sm_120; e4m3 needs sm_89. Llama's
 shape is executed in bfloat16, float16 and float32, other arguments in one of them for each GPU. The
-nightly tests execute all of them in all three.
+nightly tests execute all of them in all three. On 2026-11-28 these 48 tests passed, in 19 minutes
+and one process (AMD EPYC, family 26, model 2; torch 2.13.0+cpu, Triton 3.7.1).
 
 | arguments | executions | launches | instructions of warps | faults | worst error in ulps |
 |---|--:|--:|--:|--:|---|
@@ -119,6 +120,22 @@ comparison must find it.
 | fault | in | found as |
 |---|---|---|
 """
+_SECOND_OPINION = """\
+## A second opinion
+
+The sanitizer of triton-viz interprets the source of a kernel, and asks z3 whether an address can be
+outside of the launch's tensors. It can execute 12 of the 16 kernels that were launched, and finds
+all of their 60 launches inside. Each launch is made again for each tensor, which then lacks its
+last element: each of the 12 kernels is told for it, in 160 of 207 cases. Backwards of norms are
+32 of the other 47. It stops at an operation that it does not know in `dropout._kernel`,
+`rope._kernel`, `routing._place` and `row_sums._kernel`, in GELU, and in norms with dropout.
+
+    pip install triton-viz==3.0
+    python -m tests.kernels.second_opinion
+
+Ran on 2026-11-28 with triton-viz 3.0, torch 2.13.0+cpu and Triton 3.7.1.
+
+"""
 _MACHINE_CODE = """\
 ## Machine code
 
@@ -164,7 +181,7 @@ def made() -> str:
     parts = [_HEAD, *map(_summary, summaries), "\n"]
     parts += [_TABLES, *[_of_dtype(executed, dtype) for dtype in DTYPES]]
     parts += [_beside()]
-    parts += [_FAULTS, *[_fault(line) for line in kept if "said" in line], "\n"]
+    parts += [_FAULTS, *[_fault(line) for line in kept if "said" in line], "\n", _SECOND_OPINION]
     parts += [_machine_code(executed), _stack(summaries), _LIMITS, _where(where)]
     return "".join(parts)
 

@@ -81,9 +81,10 @@ class Capture {
 
     void record(void* event, Handle stream) { events_[event] = last_.at(stream); }
     // Whether the event was recorded in this capture, which then has the stream.
-    bool wait(void* event, Handle stream) {
+    bool wait(void* event, Handle stream, bool is_default) {
         const auto found = events_.find(event);
         if (found == events_.end()) return false;
+        if (is_default) refuse("the default stream, which no graph has, waits for it");
         if (!has(stream)) ++counts.forks;
         last_[stream].insert(found->second.begin(), found->second.end());
         return true;

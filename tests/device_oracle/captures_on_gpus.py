@@ -2,17 +2,15 @@
 
 import copy
 import gc
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import mse_loss
 
 import pykern
-from pykern.runtime.gpu.capture.refusals import CannotCapture
 from pykern.runtime.gpu.cuda import Gpus
 from tests.device_oracle.library import Counts
 from tests.device_oracle.oracle import assert_restored, counts, gpus
@@ -172,63 +170,6 @@ def test_dropout_and_loss_scales_are_replayed(four_gpus: FakeCuda) -> None:
         assert four_gpus.calls("cuGraphLaunch") > 0
 
 
-class Late(nn.Linear):
-    """Waits for the GPU where it is told to."""
-
-    waits = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.waits and x.sum().item() > 1e9:
-            return x
-        return super().forward(x)
-
-
-def test_a_stage_that_waits_is_refused_and_steps_go_on(four_gpus: FakeCuda) -> None:
-    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), Late(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
-    plain = copy.deepcopy(layers)
-    layers[1].waits = True  # type: ignore[assignment]
-    x = torch.randn(16, WIDTH)
-    options: dict[str, Any] = {"devices": TWO, "microbatches": 4, "loss_fn": mse_loss}
-    with pykern.Pipeline(layers, **options, capture=True) as pipe:
-        pipe.step(x, target=x)
-        with pytest.raises(CannotCapture, match=r"Late .* cannot be captured: .*not permitted"):
-            pipe.step(x, target=x)
-        layers[1].waits = False  # type: ignore[assignment]
-        pipe.zero_grad()
-        for _ in range(3):
-            expected = plain_step(plain, x, x, mse_loss, 4, pipe.partition.stages)
-            assert torch.equal(pipe.step(x, target=x).cpu(), expected)
-            assert_alike(pipe, plain)
-        assert four_gpus.calls("cuGraphLaunch") > 0
-
-
-def test_layers_that_draw_are_refused(four_gpus: FakeCuda) -> None:
-    layers = nn.Sequential(*mlp(), nn.Dropout(0.5))
-    x = torch.randn(16, WIDTH)
-    with pykern.Pipeline(
-        layers, devices=TWO, microbatches=4, loss_fn=mse_loss, capture=True
-    ) as pipe:
-        pipe.step(x, target=x)
-        with pytest.raises(CannotCapture, match="draws random numbers"):
-            pipe.step(x, target=x)
-
-
-def test_a_held_output_is_named_where_it_breaks_a_capture(four_gpus: FakeCuda) -> None:
-    x = torch.randn(16, WIDTH)
-    options: dict[str, Any] = {"devices": TWO, "microbatches": 4, "loss_fn": mse_loss}
-    with pykern.Pipeline(mlp(), **options, capture=True) as pipe:
-        pipe.step(x, target=x)
-        held = pipe(x)
-        with pytest.raises(CannotCapture, match="in a graph that is still held") as raised:
-            pipe.step(x, target=x)
-        # The engine would have the capture wait for the caller's stream.
-        assert re.search("stale reference|not captured", str(raised.value.__cause__))
-        # The error's traceback holds the graph, too.
-        del held, raised
-        pipe.step(x, target=x)
-        assert four_gpus.calls("cuGraphLaunch") > 0
-
-
 def replays(num_waits: int, capture: Any) -> None:
     """Two steps, and a replay in which the nth wait is left out."""
     x = torch.randn(16, WIDTH)
@@ -327,6 +268,14 @@ def test_a_capture_does_not_wait_for_work_before_it(four_gpus: FakeCuda) -> None
     with pytest.raises(RuntimeError, match="previous error during capture") as raised:
         captured(stream, lambda: stream.wait_event(event))
     assert "waits for work that is not captured" in str(raised.value.__context__)
+
+
+def test_the_default_stream_does_not_wait_for_a_capture(four_gpus: FakeCuda) -> None:
+    (stream,) = streams(1)
+    default = torch.cuda.current_stream()
+    with pytest.raises(RuntimeError, match="previous error during capture") as raised:
+        captured(stream, lambda: default.wait_event(stream.record_event()))
+    assert "the default stream, which no graph has, waits" in str(raised.value.__context__)
 
 
 def freed(*, waits: bool) -> None:

@@ -65,7 +65,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
         ++counts.waits;
         {
             const std::lock_guard hold(captures.lock);
-            if (captures.now && captures.now->wait(event, handle(stream))) return;
+            const bool is_default = stream.id() == 0;
+            if (captures.now && captures.now->wait(event, handle(stream), is_default)) return;
         }
         refuse_in_capture(handle(stream), "it waits for work that is not captured");
         driver.stream_wait(handle(stream), event, 0);
@@ -96,7 +97,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
         const Within within(stream.device_index());
         require_success(driver.stream_synchronize(handle(stream)));
     }
-    bool isStreamCapturing(const Stream& stream) const override {
+    // It overrides nothing before torch 2.13.
+    bool isStreamCapturing(const Stream& stream) const {
         return if_captured(handle(stream), [](const Capture&) {});
     }
     void recordDataPtrOnStream(const c10::DataPtr& memory, const Stream& stream) const override {

@@ -20,7 +20,8 @@ namespace oracle {
 class Pinned final : public c10::Allocator {
    public:
     c10::DataPtr allocate(std::size_t bytes) override {
-        require_safe("cuMemHostAlloc");
+        // torch 2.11 to 2.13 do so in relaxed mode while the current stream is captured.
+        if (!if_captured(current_stream(gpu), [](const auto&) {})) require_safe("cuMemHostAlloc");
         constexpr std::size_t kGrain = 512;
         const std::size_t size = std::max<std::size_t>((bytes + kGrain - 1) / kGrain, 1) * kGrain;
         auto* const data = static_cast<std::byte*>(std::aligned_alloc(kGrain, size));

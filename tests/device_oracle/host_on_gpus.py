@@ -239,3 +239,8 @@ def test_unsafe_calls_of_the_thread_that_captures_are_seen(
 ) -> None:
     found = told(four_gpus, lambda: on_another_stream(call))
     assert "its own capture is broken" in found
+
+
+def test_pinned_memory_may_be_allocated_on_the_stream_that_is_captured(four_gpus: FakeCuda) -> None:
+    steps(pin)
+    assert four_gpus.calls("cuGraphLaunch") > 0

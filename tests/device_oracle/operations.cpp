@@ -13,6 +13,7 @@
 
 #include "guard.hpp"
 #include "host.hpp"
+#include "overriding.hpp"
 #include "replayed.hpp"
 #include "storage.hpp"
 
@@ -304,9 +305,16 @@ void run(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
 }
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run>()); }
+// Before the kernels below, which it would replace.
+const Overriding<&run> overriding;
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
     // Its one kernel for all devices asks for the device's own.
     m.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&run>());
+    m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_part));
+    m.impl("set_.source_Storage", TORCH_FN(set_whole));
+    m.impl("set_.source_Tensor", TORCH_FN(set_to));
+    m.impl("resize_", TORCH_FN(resize));
+    m.impl("record_stream", TORCH_FN(record_stream));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""torch's own code for `cuda:0` to `cuda:7`, without CUDA: its dispatcher, its autograd engine.
+"""torch's own code for `cuda:0` to `cuda:7`, without a GPU: its dispatcher, its autograd engine.
 
 torch computes on the CPU. The fake driver is told of each operation, with the stream that is
 current on its GPU, and judges whether pykern or the engine has put all in order. A process that

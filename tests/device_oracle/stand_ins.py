@@ -56,7 +56,8 @@ class Cupti(profile):
 
     def __init__(self, fake: FakeCuda, activities: Sequence[ProfilerActivity]) -> None:
         assert ProfilerActivity.CUDA in activities
-        super().__init__(activities=[ProfilerActivity.CPU])
+        # torch 2.11 warns where it is not told what becomes of a cycle's events.
+        super().__init__(activities=[ProfilerActivity.CPU], acc_events=True)
         self._fake = fake
 
     def __enter__(self) -> Self:

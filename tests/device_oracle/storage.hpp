@@ -51,12 +51,4 @@ inline void record_stream(at::Tensor& self, c10::Stream stream) {
     use_on(self.storage().data_ptr(), handle_of(stream.device_index(), handle));
 }
 
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
-    m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_part));
-    m.impl("set_.source_Storage", TORCH_FN(set_whole));
-    m.impl("set_.source_Tensor", TORCH_FN(set_to));
-    m.impl("resize_", TORCH_FN(resize));
-    m.impl("record_stream", TORCH_FN(record_stream));
-}
-
 }  // namespace oracle

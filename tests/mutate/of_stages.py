@@ -7,7 +7,20 @@ CELLS = of_runtime("recompute_cells", "recompute_changes")
 RECORDED = (*of_runtime("recorded"), "tests/trace/test_beside.py")
 ON_GPUS = ("-n0", "tests/device_oracle/steps_on_gpus.py")
 
+FAILED = of_runtime("failed_backward")
+
 OF_STAGES = (
+    *mutants(
+        "pykern/runtime/stage/backward.py",
+        FAILED,
+        ("            let_go()\n            raise\n", "            raise\n"),
+        ("        let_go()\n        raise\n\n\ndef", "        raise\n\n\ndef"),
+    ),
+    *mutants(
+        "pykern/runtime/autograd/landing.py",
+        FAILED,
+        ("        let_go()\n        raise\n", "        raise\n"),
+    ),
     *mutants(
         "pykern/runtime/stage/by_level.py",
         LEVELS,

@@ -6,14 +6,20 @@ keeps its strides; sums over a gradient with other strides would round different
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..._C import Landing
 from ...torch_private import holders_at, num_holders, storage_of
+from .failed import let_go
 
-__all__ = ["Landing", "copy_of", "memory_of", "span", "take"]
+__all__ = ["Landing", "copy_of", "landed", "memory_of", "span", "take"]
+
+# Runs a backward through one graph, given its outputs, their gradients, and its leaves.
+Through = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], None]
 
 
 def take(landing: Landing) -> Tensor | None:
@@ -57,6 +63,26 @@ def span(tensor: Tensor) -> int:
     return 1 + sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
+
+
+def landed(
+    leaves: Sequence[Tensor],
+    through: Through,
+    outputs: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+) -> Sequence[Tensor | None]:
+    """The gradients of the leaves, after a backward from the outputs, if there are any."""
+    if not outputs:
+        return (None,) * len(leaves)
+    landings = [Landing(leaf) for leaf in leaves]
+    try:
+        through(outputs, gradients, leaves)
+    except BaseException:
+        let_go()
+        raise
+    finally:
+        found = tuple([take(landing) for landing in landings])
+    return found
 
 
 _STRIDED = torch.strided

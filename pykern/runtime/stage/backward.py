@@ -12,7 +12,8 @@ from torch import Tensor
 from ...modes import both
 from ...plan import Kind
 from ...torch_private import WHOLE
-from ..autograd.landing import Landing, take
+from ..autograd.failed import let_go
+from ..autograd.landing import Landing, Through, landed, take
 from ..autograd.split import Work, backward_to_inputs
 from .forward import calls_of
 from .hand_over import again
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 # `Transport.take_in`.
 TakeIn = Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]]
-# Runs a backward through one graph, given its outputs, their gradients, and its leaves.
-Through = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], None]
 
 
 def straight(stage: Stage, take_in: TakeIn | None = None) -> Run:
@@ -46,23 +45,27 @@ def straight(stage: Stage, take_in: TakeIn | None = None) -> Run:
             gradients = tuple(take_in(gradients))
         outputs_of[microbatch] = gradients_of[microbatch] = ()
         leaves = leaves_of[microbatch]
-        if not outputs:
-            found: Sequence[Tensor | None] = (None,) * len(leaves)
-        elif not leaves:
-            run_backward(outputs, gradients, *WHOLE)
-            found = ()
-        elif len(leaves) == 1:
-            landing = Landing(leaves[0])
-            try:
+        try:
+            if not outputs:
+                found: Sequence[Tensor | None] = (None,) * len(leaves)
+            elif not leaves:
                 run_backward(outputs, gradients, *WHOLE)
-            finally:
-                found = (take(landing),)
-        else:
-            landings = list(map(Landing, leaves))
-            try:
-                run_backward(outputs, gradients, *WHOLE)
-            finally:
-                found = tuple(map(take, landings))
+                found = ()
+            elif len(leaves) == 1:
+                landing = Landing(leaves[0])
+                try:
+                    run_backward(outputs, gradients, *WHOLE)
+                finally:
+                    found = (take(landing),)
+            else:
+                landings = list(map(Landing, leaves))
+                try:
+                    run_backward(outputs, gradients, *WHOLE)
+                finally:
+                    found = tuple(map(take, landings))
+        except BaseException:
+            let_go()
+            raise
         if previous is not None:
             leaves_of[microbatch] = ()
             previous.gradients[microbatch] = found
@@ -167,9 +170,13 @@ def to_inputs(stage: Stage, microbatch: int, finish_earlier: Work) -> list[Work]
 
 def weights(stage: Stage, microbatch: int, works: list[Work]) -> None:
     """W: runs the work that I has left, and frees each part when it is done."""
-    with _around(stage, Kind.W, microbatch, 0):
-        while works:
-            works.pop(0)()
+    try:
+        with _around(stage, Kind.W, microbatch, 0):
+            while works:
+                works.pop(0)()
+    except BaseException:
+        let_go()
+        raise
 
 
 def _around(
@@ -202,36 +209,19 @@ def _run(stage: Stage, microbatch: int, through: Through) -> None:
     cell = stage.recomputed.take(microbatch)
     front = None if cell is None else cell.front()
     while cell is not None and front is not None and outputs:
-        found = _landed(front.leaves, through, outputs, gradients)
+        found = landed(front.leaves, through, outputs, gradients)
         outputs = ()
         if any(gradient is not None for gradient in found):
             made = cell.outputs(calls_of(stage, microbatch, partial(again, stage)))
             outputs, gradients = _used(made, found)
             del made
         front = cell.front()
-    found = _landed(stage.leaves[microbatch], through, outputs, gradients)
+    found = landed(stage.leaves[microbatch], through, outputs, gradients)
     if stage.previous is not None:
         stage.leaves[microbatch] = ()
         if stage.parcels.opened:
             found = stage.parcels.answer(microbatch, found, stage.transport)
         stage.previous.gradients[microbatch] = found
-
-
-def _landed(
-    leaves: Sequence[Tensor],
-    through: Through,
-    outputs: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-) -> Sequence[Tensor | None]:
-    """The gradients of the leaves, after a backward from the outputs, if there are any."""
-    if not outputs:
-        return (None,) * len(leaves)
-    landings = [Landing(leaf) for leaf in leaves]
-    try:
-        through(outputs, gradients, leaves)
-    finally:
-        found = tuple([take(landing) for landing in landings])
-    return found
 
 
 def _used(
