@@ -45,17 +45,14 @@ OF_STAGES = (
         ),
     ),
     *mutants(
-        "pykern/trace/segment.py",
+        "pykern/trace/values.py",
         ON_GPUS,
-        ("here.device, index = segment.device, segment.index", "index = segment.index"),
+        ("holder._buffers, holder.device)", "holder._buffers, None)"),
     ),
     *mutants(
-        "pykern/trace/segment.py",
+        "pykern/trace/values.py",
         RECORDED,
-        (
-            "here.parameters, here.buffers = segment._parameters, segment._buffers",
-            "here.parameters = segment._parameters",
-        ),
+        ("holder._parameters, holder._buffers,", "holder._parameters, {},"),
     ),
     *mutants(
         "pykern/trace/segment.py",
