@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,14 +13,14 @@ from torch.utils import _pytree as pytree
 from .errors import CutError
 from .routes import BATCH, Direct, Routes, everywhere
 from .tape import Instruction, Tape
-from .values import Build, Holder, builder, here_of, refs_in
+from .values import Build, Here, builder, refs_in
 
 # By number.
 Values = dict[int, Any]
 # The numbers of values that go past the next stage, by their stage, in ascending order.
 Farther = Sequence[tuple[int, Sequence[int]]]
-
-
+# Gives values, and what a segment holds.
+HereOf = Callable[[Values], Here]
 # In the place of an instruction's simple form.
 _NOT_SIMPLE = (None, None, None, None, None)
 
@@ -100,11 +100,11 @@ class Piece:
         self._steps.reverse()
         self._is_simple = all(instruction.simple for instruction in instructions)
 
-    def run(self, values: Values, holder: Holder, modules: Mapping[str, Any]) -> None:
+    def run(self, values: Values, here_of: HereOf, modules: Mapping[str, Any]) -> None:
         """Runs the instructions. Afterwards there are the values that later pieces need."""
         for number in self._copied:
             values[number] = values[number].clone()
-        here = None if self._is_simple else here_of(values, holder)
+        here = None if self._is_simple else here_of(values)
         for instruction, key, function, first, second, result, dead in self._steps:
             if first is None:
                 instruction.run(here, modules)

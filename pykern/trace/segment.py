@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .cut_tape import Environment
+from .cut_tape import Environment, HereOf, Values
 from .tape import Instruction
-from .values import Held, here_of, key_of
+from .values import Held, Here, key_of
 
-# The number of a segment's piece, the segment, and the calls of its modules.
-Part = tuple[int, "Segment", Mapping[str, Any]]
+# The number of a segment's piece, what the segment holds, and the calls of its modules.
+Part = tuple[int, HereOf, Mapping[str, Any]]
 
 
 class Segment(nn.Module):
@@ -88,7 +88,10 @@ class Segment(nn.Module):
 
     def part(self) -> Part:
         """The segment, for `run`."""
-        return self.index, self, self._modules
+        return self.index, self._with, self._modules
+
+    def _with(self, values: Values) -> Here:
+        return Here(values, self._parameters, self._buffers, self.device)
 
     def forward(self, env: Environment) -> Any:
         """Runs the segment's piece of the cut tape that the values belong to."""
@@ -101,11 +104,11 @@ def run(parts: Sequence[Part], env: Environment) -> Any:
     Values that nobody needs any more are taken from the environment, and freed.
     """
     pieces, values = env.cut_tape.pieces, env.values
-    for index, segment, modules in parts:
-        pieces[index].run(values, segment, modules)
-    index, segment, _ = parts[-1]
+    for index, here_of, modules in parts:
+        pieces[index].run(values, here_of, modules)
+    index, here_of, _ = parts[-1]
     output = pieces[index].output
-    return env if output is None else output(here_of(values, segment))
+    return env if output is None else output(here_of(values))
 
 
 def _is_same(then: tuple[Tensor, int] | None, now: tuple[Tensor, int]) -> bool:

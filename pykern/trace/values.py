@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,19 +66,6 @@ class Here:
     buffers: Mapping[str, Tensor | None]
     device: torch.device | None
     objects: Sequence[Any] = ()
-
-
-class Holder(Protocol):
-    """A segment, which holds parameters and buffers by key, and has the device of its stage."""
-
-    _parameters: dict[str, Any]
-    _buffers: dict[str, Any]
-    device: torch.device | None
-
-
-def here_of(values: dict[int, Any], holder: Holder) -> Here:
-    """The values, and what a segment holds."""
-    return Here(values, holder._parameters, holder._buffers, holder.device)
 
 
 # Types of values without parts, which are equal only if no reader can tell them apart.

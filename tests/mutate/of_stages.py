@@ -45,14 +45,14 @@ OF_STAGES = (
         ),
     ),
     *mutants(
-        "pykern/trace/values.py",
+        "pykern/trace/segment.py",
         ON_GPUS,
-        ("holder._buffers, holder.device)", "holder._buffers, None)"),
+        ("self._buffers, self.device)", "self._buffers, None)"),
     ),
     *mutants(
-        "pykern/trace/values.py",
+        "pykern/trace/segment.py",
         RECORDED,
-        ("holder._parameters, holder._buffers,", "holder._parameters, {},"),
+        ("values, self._parameters, self._buffers,", "values, self._parameters, {},"),
     ),
     *mutants(
         "pykern/trace/segment.py",

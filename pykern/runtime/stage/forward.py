@@ -59,7 +59,7 @@ def _segments(stage: Stage) -> Run:
     """
     arguments, outputs, hand_over = stage.arguments, stage.outputs, stage.hand_over
     layers = stage.layers
-    parts = [(index, segment, BareCalls(calls)) for index, segment, calls in _parts(layers)]
+    parts = [(index, here_of, BareCalls(calls)) for index, here_of, calls in _parts(layers)]
     come = stage.parcels.come
 
     def forward(microbatch: int) -> None:
