@@ -23,7 +23,7 @@ struct Landing {
 // Names and numbers, looked up once. They live as long as the process.
 struct Names {
     PyObject* hooks = PyUnicode_InternFromString("_backward_hooks");
-    PyObject* requires_grad = PyUnicode_InternFromString("requires_grad_");
+    PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
     // The key among the hooks of a leaf; hooks that layers register have numbers from 0 on.
     PyObject* key = PyLong_FromLong(-1);
 };
@@ -59,12 +59,6 @@ PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject* named) {
     return py::object(made).release().ptr();
 }
 
-PyObject* requires_grad(PyObject* leaf, PyObject* value) {
-    const std::array<PyObject*, 2> arguments{leaf, value};
-    return PyObject_VectorcallMethod(names().requires_grad, arguments.data(), arguments.size(),
-                                     nullptr);
-}
-
 // Called by autograd when the gradient is complete.
 PyObject* call(PyObject* object, PyObject* arguments, PyObject* named) {
     PyObject* gradient = nullptr;
@@ -74,17 +68,15 @@ PyObject* call(PyObject* object, PyObject* arguments, PyObject* named) {
     }
     if (PyArg_UnpackTuple(arguments, "Landing", 1, 1, &gradient) == 0) return nullptr;
     // AccumulateGrad runs next, and ignores a tensor that does not require grad.
-    const auto done =
-        py::reinterpret_steal<py::object>(requires_grad(self_of(object)->leaf, Py_False));
-    if (!done) return nullptr;
+    PyObject* leaf = self_of(object)->leaf;
+    if (PyObject_SetAttr(leaf, names().requires_grad, Py_False) != 0) return nullptr;
     Py_XSETREF(self_of(object)->gradient, Py_NewRef(gradient));
     Py_RETURN_NONE;
 }
 
 PyObject* take(PyObject* object, PyObject* /*unused*/) {
     Landing* self = self_of(object);
-    const auto done = py::reinterpret_steal<py::object>(requires_grad(self->leaf, Py_True));
-    if (!done) return nullptr;
+    if (PyObject_SetAttr(self->leaf, names().requires_grad, Py_True) != 0) return nullptr;
     const auto hooks =
         py::reinterpret_steal<py::object>(PyObject_GetAttr(self->leaf, names().hooks));
     if (!hooks) return nullptr;

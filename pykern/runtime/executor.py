@@ -53,6 +53,8 @@ class Executor:
     Attributes:
         driver: makes programs of plans, runs their actions, and measures them.
         replicas: the stages of all replicas.
+        stages: those of the first replica, which have the parameters.
+        in_one_memory: whether all actions may read what one action has written; False on GPUs.
         ties: what stages share.
     """
 
@@ -64,10 +66,12 @@ class Executor:
         driver: Driver,
     ) -> None:
         self.replicas = Replicas(stages, plan, devices, driver.ready)
+        self.stages: Sequence[Stage] = self.replicas.each[0]
         self._stages = self.replicas.stages
         self._callbacks = self.replicas.actions()
         self.ties = Ties(stages)
         self.driver = driver
+        self.in_one_memory = not isinstance(driver, Streams)
         self._observers: list[Observer] = []
         self._failures = Failures(driver.where)
         self._plan = plan
@@ -91,16 +95,6 @@ class Executor:
         for kind, calls in self._callbacks.items():
             pairs = zip(self._stages, calls, strict=True)
             self._callbacks[kind] = [around(kind, stage, call) for stage, call in pairs]
-
-    @property
-    def stages(self) -> Sequence[Stage]:
-        """The stages of the first replica, which have the parameters."""
-        return self.replicas.each[0]
-
-    @property
-    def in_one_memory(self) -> bool:
-        """Whether all actions may read what one action has written; False on GPU streams."""
-        return not isinstance(self.driver, Streams)
 
     def host_link(self, stage: Stage) -> HostLink:
         """The link that copies parameters of a stage, and gradients, to the host and back."""

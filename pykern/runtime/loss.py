@@ -56,6 +56,8 @@ class Losses:
         function: the loss.
         scale: as given.
         is_in_one_pass: whether the loss is an `InOnePass`.
+        knows_gradients: whether starting gradients are made here, with the shape and type of their
+            outputs.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Losses:
         # Python floats where `_type` is known, since these take less time than tensors.
         self._losses: list[Tensor | float | None] = [None] * len(weights)
         self.is_in_one_pass = callable(getattr(loss_fn, "with_gradients", None))
+        self.knows_gradients = not self.is_in_one_pass
         self._in_one_memory = in_one_memory
         # All targets are parts of one tree.
         first = targets[0] if targets else None
@@ -91,11 +94,6 @@ class Losses:
         """The loss of a single microbatch, with its target or None."""
         targets = None if target is None else [target]
         return cls(loss_fn, targets, [1.0], in_one_memory=in_one_memory)
-
-    @property
-    def knows_gradients(self) -> bool:
-        """Whether starting gradients are made here, with the shape and type of their outputs."""
-        return not self.is_in_one_pass
 
     def __call__(
         self, microbatch: int, output: Any, once: bool

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
 
-from .intercepting import Interceptor, interceptor, set_interceptor, watch_draws
+from .intercepting import Interceptor, Operation, interceptor, set_interceptor, watch_draws
 
 __all__ = [
     "HOOKS",
@@ -29,6 +29,7 @@ __all__ = [
     "WHOLE",
     "DispatchMode",
     "Interceptor",
+    "Operation",
     "checked_backward",
     "checkpoints_ended",
     "compiler",

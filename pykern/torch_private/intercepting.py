@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.library import fallthrough_kernel
 
@@ -46,6 +47,34 @@ def _stashing() -> Callable[[str, object], None]:
 _stash = _stashing()
 
 
+class Operation:
+    """An operation that may draw random numbers.
+
+    Attributes:
+        method: of tensors, that calls the operation in less time; the operation without one.
+        num_before_generator: the most positional arguments with which a generator can be given by
+            name; -1 without such an argument.
+    """
+
+    def __init__(self, func: OpOverload) -> None:
+        self._func = func
+        namespace, _, name = func._schema.name.partition("::")
+        in_place = namespace == "aten" and name.endswith("_")
+        self.method: Callable[..., Any] = getattr(Tensor, name, func) if in_place else func
+        self.num_before_generator = -1
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.name == "generator":
+                last = len(func._schema.arguments) if argument.kwarg_only else position
+                self.num_before_generator = last
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the operation."""
+        return self._func(*args, **kwargs)
+
+    def __str__(self) -> str:
+        return str(self._func)
+
+
 class Interceptor:
     """A context in which `draw` is called for this thread's operations that may draw numbers.
 
@@ -56,7 +85,7 @@ class Interceptor:
 
     _outer: Interceptor | None = None
 
-    def draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def draw(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the operation in some way, and returns the operation's result."""
         raise AssertionError(f"{self} does not draw: {func}, {args}, {kwargs}")
 
@@ -114,7 +143,7 @@ def _look_up(*_counts: int) -> None:
         ):
             namespace, short = operation.split("::")
             func = getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
-            _library(namespace).impl(name, _KEY, partial(_intercepted, func), False)
+            _library(namespace).impl(name, _KEY, partial(_intercepted, Operation(func)), False)
         _watched.add(name)
 
 
@@ -128,7 +157,7 @@ def _new_library(namespace: str) -> Any:
     return torch._C._dispatch_library("IMPL", namespace, "", __file__, 0)
 
 
-def _intercepted(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def _intercepted(func: Operation, *args: Any, **kwargs: Any) -> Any:
     inner = _stashed(_NAME)
     outer = inner._outer
     # As `set_interceptor`, which would be two more calls for every draw.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .errors import CutError
@@ -18,6 +19,10 @@ from .values import Build, Here, builder, refs_in
 Values = dict[int, Any]
 # The numbers of values that go past the next stage, by their stage, in ascending order.
 Farther = Sequence[tuple[int, Sequence[int]]]
+# Gives values, and what a segment holds.
+HereOf = Callable[[Values], Here]
+# In the place of an instruction's simple form.
+_NOT_SIMPLE = (None, None, None, None, None)
 
 
 class Environment:
@@ -45,8 +50,6 @@ class Environment:
     def apart(self, stage: int) -> tuple[Environment, Farther]:
         """Values that go from a stage, or `BATCH`, to the next one, and which ones go farther."""
         near, farther = self.cut_tape.ways[stage + 1]
-        if not farther:
-            return self, ()
         values = self.values
         return Environment(self.cut_tape, {number: values[number] for number in near}), farther
 
@@ -72,6 +75,9 @@ class Piece:
         returned: of those that the model returns, for the last piece.
         copied: of those that come into the piece and are copied, because they are written.
         output: what the last piece returns; None for others.
+
+    Attributes:
+        output: as given.
     """
 
     def __init__(
@@ -82,33 +88,38 @@ class Piece:
         copied: Sequence[int],
         output: Build | None,
     ) -> None:
-        self._output = output
+        self.output = output
         self._copied = copied
-        self._needed = tuple(sorted(needed))
-        # With each instruction, what nobody needs after it.
-        self._steps: list[tuple[Instruction, list[int]]] = []
+        # With each instruction, its simple form and what nobody needs after it.
+        self._steps: list[tuple[Any, ...]] = []
         alive = needed | returned
         for instruction in reversed(instructions):
             dead = {*instruction.reads, *instruction.makes} - alive
-            self._steps.append((instruction, sorted(dead)))
+            self._steps.append((instruction, *(instruction.simple or _NOT_SIMPLE), sorted(dead)))
             alive |= set(instruction.reads)
         self._steps.reverse()
+        self._is_simple = all(instruction.simple for instruction in instructions)
 
-    def run(self, here: Here, modules: Mapping[str, Any]) -> None:
-        """Runs the instructions. Afterwards `here` has the values that later pieces need."""
-        values = here.values
+    def run(self, values: Values, here_of: HereOf, modules: Mapping[str, Any]) -> None:
+        """Runs the instructions. Afterwards there are the values that later pieces need."""
         for number in self._copied:
             values[number] = values[number].clone()
-        for instruction, dead in self._steps:
-            instruction.run(here, modules)
+        here = None if self._is_simple else here_of(values)
+        for instruction, key, function, first, second, result, dead in self._steps:
+            if first is None:
+                instruction.run(here, modules)
+            else:
+                call = function if key is None else modules[key]
+                if second is None:
+                    returned = call(values[first])
+                else:
+                    returned = call(values[first], values[second])
+                if isinstance(returned, Tensor):
+                    values[result] = returned
+                else:
+                    instruction.take(returned, values)
             for number in dead:
                 values.pop(number, None)
-
-    def result(self, cut_tape: CutTape, here: Here) -> Any:
-        """An environment for later pieces, or what the model returns; `run` has run."""
-        if self._output is not None:
-            return self._output(here)
-        return Environment(cut_tape, {number: here.values[number] for number in self._needed})
 
 
 class CutTape:

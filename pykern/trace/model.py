@@ -112,25 +112,32 @@ class Traced:
         }
 
     def enter(self, calls: Sequence[Call]) -> list[Environment]:
-        """The first segment's input for each call of the model, in the modes of now.
+        """The first segment's input for each microbatch of a batch, in the modes of now.
 
         Raises:
-            CutError: for these inputs the forward does what it did not with the sample, and that
-                cannot be cut in the same way.
+            CutError: these inputs lead another way through the model, which cannot be cut so.
         """
-        now, entered = self._now(), []
-        for call in calls:
-            inputs, called = key_of_call(call)
-            values = dict(enumerate(inputs))
-            known = self._cut_tapes.pop((called, now), None)
-            if known is not None:
-                self._cut_tapes[called, now] = known
-            cut_tape = next((one for one in known or () if self._holds(one, values)), None)
-            if cut_tape is None:
-                self.before_recording()
-                tape = self._record_settled(call)
-                now = self._now()
-                cut_tape = self._cut_tape(tape, (called, now))
+        now, entered = self._now(), list[Environment]()
+        # Of the arguments of the call before, where nothing else tells its tape from another.
+        shapes: list[torch.Size] = []
+        for args, kwargs in calls:
+            if shapes and [one.shape for one in args] == shapes:
+                cut_tape, values = entered[-1].cut_tape, dict(enumerate(args))
+            else:
+                inputs, called = key_of_call((args, kwargs))
+                values = dict(enumerate(inputs))
+                known = self._cut_tapes.pop((called, now), None)
+                if known is not None:
+                    self._cut_tapes[called, now] = known
+                found = next((one for one in known or () if self._holds(one, values)), None)
+                if found is None:
+                    self.before_recording()
+                    tape = self._record_settled((args, kwargs))
+                    now = self._now()
+                    found = self._cut_tape(tape, (called, now))
+                cut_tape = found
+                tells = list(map(id, args)) == list(map(id, inputs)) and not cut_tape.tape.reads
+                shapes = [one.shape for one in inputs if tells]
             entered.append(Environment(cut_tape, {n: values[n] for n in cut_tape.inputs}))
         return entered
 
@@ -142,8 +149,7 @@ class Traced:
             RuntimeError: a module that stays whole is another by now.
         """
         require_openable(self._opened, self._model)
-        state = state_of(self._model, self._opened)
-        if state != self._state:
+        if (state := state_of(self._model, self._opened)) != self._state:
             self._state = state
         for segment in self.segments.values():
             segment.refresh()

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .cut_tape import CutTape, Environment, Values
+from .cut_tape import Environment, HereOf, Values
 from .tape import Instruction
 from .values import Held, Here, key_of
+
+# The number of a segment's piece, what the segment holds, and the calls of its modules.
+Part = tuple[int, HereOf, Mapping[str, Any]]
 
 
 class Segment(nn.Module):
@@ -83,30 +86,29 @@ class Segment(nn.Module):
             return buffer.to(self.device)
         return self._buffers[key]
 
+    def part(self) -> Part:
+        """The segment, for `run`."""
+        return self.index, self._with, self._modules
+
+    def _with(self, values: Values) -> Here:
+        return Here(values, self._parameters, self._buffers, self.device)
+
     def forward(self, env: Environment) -> Any:
         """Runs the segment's piece of the cut tape that the values belong to."""
-        return run([self], env.cut_tape, dict(env.values))
+        return run([self.part()], Environment(env.cut_tape, dict(env.values)))
 
 
-def run(
-    segments: Sequence[nn.Module],
-    cut_tape: CutTape,
-    values: Values,
-    calls: Sequence[Mapping[str, Any]] = (),
-) -> Any:
-    """Runs consecutive segments; returns as the last one's forward.
+def run(parts: Sequence[Part], env: Environment) -> Any:
+    """Runs consecutive segments on values; returns as the last one's forward.
 
-    Values that nobody needs any more are taken from `values`, and freed. For each segment, `calls`
-    may have the calls of its modules.
+    Values that nobody needs any more are taken from the environment, and freed.
     """
-    here = Here(values, {}, {}, None)
-    index = 0
-    for number, segment in enumerate(segments):
-        assert isinstance(segment, Segment)
-        here.parameters, here.buffers = segment._parameters, segment._buffers
-        here.device, index = segment.device, segment.index
-        cut_tape.pieces[index].run(here, calls[number] if calls else segment._modules)
-    return cut_tape.pieces[index].result(cut_tape, here)
+    pieces, values = env.cut_tape.pieces, env.values
+    for index, here_of, modules in parts:
+        pieces[index].run(values, here_of, modules)
+    index, here_of, _ = parts[-1]
+    output = pieces[index].output
+    return env if output is None else output(here_of(values))
 
 
 def _is_same(then: tuple[Tensor, int] | None, now: tuple[Tensor, int]) -> bool:

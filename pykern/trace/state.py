@@ -87,7 +87,6 @@ def state_of(model: nn.Module, opened: Iterable[nn.Module]) -> Hashed:
     held = frozenset((parameter.dtype, parameter.shape) for parameter in model.parameters())
     parts = tuple(
         (tuple(attributes(module).items()), tuple(map(Same, module._modules.values())))
-        for module in model.modules()
-        if module in opened
+        for module in opened
     )
     return Hashed((held, parts))

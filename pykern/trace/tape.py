@@ -14,10 +14,13 @@ from ..once import once
 from ..tensors.trees import flatten
 from .errors import CutError, ReplayError
 from .objects import HandedIn
-from .values import PLAIN, Build, Held, Here, builder, held_in, key_of, refs_in
+from .values import PLAIN, Build, Held, Here, Ref, builder, held_in, key_of, refs_in
 
 # Whether gradients are on, and autocast: the device type, and its type or None where it is off.
 Modes = tuple[bool, tuple[tuple[str, torch.dtype | None], ...]]
+
+# The key of a module or else a function, the numbers of one value or two, and that of the result.
+Simple = tuple[str | None, Callable[..., Any] | str, int, int | None, int]
 
 # Arguments by name, of a call that has none.
 _NONE: dict[str, Any] = {}
@@ -85,6 +88,22 @@ class Instruction:
         return [] if self.carried is None else self.carried.parts
 
     @property
+    def simple(self) -> Simple | None:
+        """What a call of one value or two that makes a tensor, and nothing else, consists of."""
+        args, kwargs = self.arguments
+        numbers = [arg.number for arg in args if isinstance(arg, Ref)]
+        if (
+            len(numbers) != len(args)
+            or len(numbers) not in (1, 2)
+            or len(self.results) != 1
+            or any((kwargs, self.written, self.shapes))
+            or any(one is not None for one in (self.modes, self.rest, self.carried))
+        ):
+            return None
+        second = numbers[1] if len(numbers) == 2 else None
+        return self._key, self.target, numbers[0], second, self.results[0]
+
+    @property
     def anchor(self) -> str | None:
         """The name in a cut of a module, or of a function that is given parameters; else None."""
         if isinstance(self.target, str):
@@ -110,9 +129,10 @@ class Instruction:
         if is_one and not (self.written or self.shapes):
             here.values[self.results[0]] = returned
         else:
-            self._take(returned, here.values)
+            self.take(returned, here.values)
 
-    def _take(self, returned: Any, values: dict[int, Any]) -> None:
+    def take(self, returned: Any, values: dict[int, Any]) -> None:
+        """Takes what the call has returned and written into the values."""
         if self.rest is None and isinstance(returned, Tensor) and len(self.results) == 1:
             values[self.results[0]] = returned
         elif self.results:

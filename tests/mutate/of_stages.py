@@ -60,15 +60,12 @@ OF_STAGES = (
     *mutants(
         "pykern/trace/segment.py",
         ON_GPUS,
-        ("here.device, index = segment.device, segment.index", "index = segment.index"),
+        ("self._buffers, self.device)", "self._buffers, None)"),
     ),
     *mutants(
         "pykern/trace/segment.py",
         RECORDED,
-        (
-            "here.parameters, here.buffers = segment._parameters, segment._buffers",
-            "here.parameters = segment._parameters",
-        ),
+        ("values, self._parameters, self._buffers,", "values, self._parameters, {},"),
     ),
     *mutants(
         "pykern/trace/segment.py",

@@ -159,7 +159,8 @@ def test_saved_tensor_hooks_act_on_the_work_of_the_workers() -> None:
 def test_context_variables_go_in_and_do_not_come_back() -> None:
     def look(_: Tensor) -> str:
         value = variable.get()
-        variable.set("changed by a worker")
+        # Another object each time: a worker may run both stages, and each must be seen to set it.
+        variable.set(f"changed by a worker that saw {value}")
         return value
 
     probes = [Probe(look), Probe(look)]

@@ -52,7 +52,7 @@ class Draws:
         # The generators that the stage's compiled layers draw from; empty without such layers.
         self._whole: Sequence[torch.Generator] = ()
         self._mode: object = None
-        self._safe: set[tuple[Kind, object]] = set()
+        self._safe: dict[Kind, set[object]] = {}
 
     def begin(self, seed: StepSeed, mode: object, compiled_for: torch.device | None = None) -> None:
         """Starts a step.
@@ -120,16 +120,16 @@ class Draws:
         Actions of different forms are watched apart: backwards of another part of the stage, or
         backwards to more inputs, because an earlier stage has begun to train.
         """
-        if self.is_safe(kind, form) or seeds.are_provided():
+        if not self.possible or form in self.safe(kind) or seeds.are_provided():
             return _NO_MODE
         action = Action(kind, self.stage, microbatch)
         if self._whole:
             return self._whole_backward(action, form)
-        return RefuseInBackward(self._safe, action, form)
+        return RefuseInBackward(self.safe(kind), action, form)
 
-    def is_safe(self, kind: Kind, form: object) -> bool:
-        """Whether backward actions of this kind and form are known not to draw."""
-        return not self.possible or (kind, form) in self._safe
+    def safe(self, kind: Kind) -> set[object]:
+        """The forms of the backward actions of a kind that are known not to draw."""
+        return self._safe.setdefault(kind, set())
 
     def _whole_forward(self, seed: StepSeed, index: int) -> AbstractContextManager[Whole]:
         number = action_seed(seed.value(), self.stage, index)
@@ -149,7 +149,7 @@ class Draws:
         def drew(any_drawn: bool) -> None:
             if any_drawn:
                 raise refusal("a compiled layer", action)
-            self._safe.add((action.kind, form))
+            self.safe(action.kind).add(form)
 
         return Whole(self._whole, lambda: None, drew).held(generators_lent)
 

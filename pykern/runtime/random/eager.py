@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from ... import _C
 from ...kernels import seeds
-from ...plan import Action, Kind
-from ...torch_private import Interceptor, watch_draws
+from ...plan import Action
+from ...torch_private import Interceptor, Operation, set_interceptor, watch_draws
 from .seed import StepSeed, action_seed, default_generator, generators_lent
 
 if TYPE_CHECKING:
@@ -44,16 +42,7 @@ def _own_generator(args: Args, kwargs: Kwargs) -> torch.Generator | None:
     return next((value for value in values if isinstance(value, torch.Generator)), None)
 
 
-@cache
-def _num_before_generator(func: OpOverload) -> int:
-    """The most positional arguments with which a generator can be given by name."""
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.name == "generator":
-            return len(func._schema.arguments) if argument.kwarg_only else position
-    return -1
-
-
-def _takes_generator(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
+def _takes_generator(func: Operation, args: Args, kwargs: Kwargs) -> bool:
     """Whether the operation draws on the CPU, and accepts a generator for it.
 
     Tensor subclasses, such as sharded tensors, use a generator differently.
@@ -63,7 +52,7 @@ def _takes_generator(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
         and type(args[0]) is Tensor
         and args[0].is_cpu
         and kwargs.get("generator") is None
-        and len(args) <= _num_before_generator(func)
+        and len(args) <= func.num_before_generator
     )
 
 
@@ -79,41 +68,42 @@ class OwnState(Interceptor):
         microbatch: of the action.
     """
 
+    _noted: Begins | None = None
+    _drew = False
+    _num_seeds = 0
+    _only_seeds = True
+
     def __init__(self, draws: Draws, seed: StepSeed, microbatch: int) -> None:
         self._draws = draws
         self._seed = seed
         self._microbatch = microbatch
-        # The default generators whose places the stage's generators have taken in this action.
-        self._seeded: set[torch.Generator] = set()
-        self._noted: Begins | None = None
+        # The stage's generators in this action, by the default generators in whose places they are.
+        self._seeded: dict[torch.Generator, torch.Generator] = {}
         # Whether the stage is known to draw more than kernel seeds, so that watching may end.
         self._is_known = not draws.only_seeds
-        self._drew = False
-        self._num_seeds = 0
-        self._only_seeds = True
 
     def note(self) -> Begins:
         """Notes from now on the state of each generator at its first draw: see `repeat`."""
         self._noted = {}
         return self._noted
 
-    def draw(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def draw(self, func: Operation, args: Args, kwargs: Kwargs) -> Any:
         """Calls the operation with a generator of this action, or lends it the state of one."""
         if not _takes_generator(func, args, kwargs):
             return self._lend(func, args, kwargs)
-        own = self._own(torch.default_generator)
-        if self._noted is not None and torch.default_generator not in self._noted:
-            self._noted[torch.default_generator] = own.get_state()
-        kwargs["generator"] = own
+        default = torch.default_generator
+        kwargs["generator"] = own = self._seeded.get(default) or self._own(default)
+        if self._noted is not None and default not in self._noted:
+            self._noted[default] = own.get_state()
         if self._is_known and self._seed.is_used:
-            return func(*args, **kwargs)
+            return func.method(*args, **kwargs)
         before = own.get_state()
         try:
-            return func(*args, **kwargs)
+            return func.method(*args, **kwargs)
         finally:
             self._look(drew=not torch.equal(before, own.get_state()))
 
-    def _lend(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _lend(self, func: Operation, args: Args, kwargs: Kwargs) -> Any:
         given = _own_generator(args, kwargs)
         with generators_lent:
             generator = _generator_of(args, kwargs)
@@ -137,19 +127,18 @@ class OwnState(Interceptor):
 
     def _own(self, generator: torch.Generator) -> torch.Generator:
         """This action's generator in place of a default generator."""
-        generators = self._draws.generators
-        own = generators.get(generator)
+        draws = self._draws
+        own = draws.generators.get(generator)
         if own is None:
-            own = generators[generator] = torch.Generator(generator.device)
+            own = draws.generators[generator] = torch.Generator(generator.device)
         if generator not in self._seeded:
-            stage = self._draws.stage
-            own.manual_seed(action_seed(self._seed.value(), stage, self._microbatch))
-            self._seeded.add(generator)
+            seed = action_seed(self._seed.value(), draws.stage, self._microbatch)
+            self._seeded[generator] = own.manual_seed(seed)
         return own
 
     def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)
-        if exception[0] is None and not self._is_known:
+        set_interceptor(self._outer)
+        if not self._is_known and exception[0] is None:
             self._draws.watched(
                 drew=self._drew, num_seeds=self._num_seeds, only_seeds=self._only_seeds
             )
@@ -162,16 +151,16 @@ class Repeat(Interceptor):
         self._begins = begins
         self._generators: dict[torch.Generator, torch.Generator] = {}
 
-    def draw(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def draw(self, func: Operation, args: Args, kwargs: Kwargs) -> Any:
         """Calls the operation such that it repeats its draws."""
         if _takes_generator(func, args, kwargs):
             kwargs["generator"] = self._own(torch.default_generator, func)
-            return func(*args, **kwargs)
+            return func.method(*args, **kwargs)
         with generators_lent:
             generator = _own_generator(args, kwargs) or _generator_of(args, kwargs)
             return _lent(generator, self._own(generator, func), func, args, kwargs)
 
-    def _own(self, generator: torch.Generator, func: OpOverload) -> torch.Generator:
+    def _own(self, generator: torch.Generator, func: Operation) -> torch.Generator:
         """A generator that repeats the draws of this generator."""
         own = self._generators.get(generator)
         if own is None:
@@ -187,7 +176,7 @@ class Repeat(Interceptor):
 
 
 def _lent(
-    generator: torch.Generator, own: torch.Generator, func: OpOverload, args: Args, kwargs: Kwargs
+    generator: torch.Generator, own: torch.Generator, func: Operation, args: Args, kwargs: Kwargs
 ) -> Any:
     """Calls an operation while a generator has the state of another, which then advances."""
     with _C.Undo(generator.set_state, generator.get_state()):
@@ -209,7 +198,7 @@ class NoteOwn(Interceptor):
         know_operations()
         self.begins: Begins = {}
 
-    def draw(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def draw(self, func: Operation, args: Args, kwargs: Kwargs) -> Any:
         """Calls the operation unchanged."""
         own = _own_generator(args, kwargs)
         if own is not None and own not in self.begins:
@@ -220,12 +209,12 @@ class NoteOwn(Interceptor):
 class RefuseInBackward(Interceptor):
     """Refuses draws in a backward, where recomputation would not repeat its forward's numbers."""
 
-    def __init__(self, safe: set[tuple[Kind, object]], action: Action, form: object) -> None:
+    def __init__(self, safe: set[object], action: Action, form: object) -> None:
         self._safe = safe
         self._action = action
         self._form = form
 
-    def draw(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def draw(self, func: Operation, args: Args, kwargs: Kwargs) -> Any:
         """Calls the operation, and raises RuntimeError if it has drawn."""
         if _own_generator(args, kwargs) is not None:
             raise refusal(func, self._action)
@@ -241,7 +230,7 @@ class RefuseInBackward(Interceptor):
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
         if exception[0] is None:
-            self._safe.add((self._action.kind, self._form))
+            self._safe.add(self._form)
 
 
 def refusal(what: object, action: Action) -> RuntimeError:

@@ -37,12 +37,16 @@ class StepSeed:
     """The next random number of torch's default generator, which advances when the number is used.
 
     So a model that does not draw leaves the caller's generator unchanged.
+
+    Attributes:
+        is_used: whether the number has been taken from the caller's generator.
     """
 
     def __init__(self) -> None:
         self._value: int | None = None
         # The state of the caller's generator after the number, until the number is used.
         self._behind: Tensor | None = None
+        self.is_used = False
 
     def of(self, microbatch: int) -> tuple[StepSeed, int]:
         """The seed of a microbatch's step, and the index of the microbatch in the step."""
@@ -61,17 +65,13 @@ class StepSeed:
                     self._value = int(draw.item())
             return self._value
 
-    @property
-    def is_used(self) -> bool:
-        """Whether the number has been taken from the caller's generator."""
-        return self._value is not None and self._behind is None
-
     def use(self) -> None:
         """Takes the number from the caller's generator. Later calls change nothing."""
         with generators_lent:
             if self._behind is not None:
                 torch.default_generator.set_state(self._behind)
                 self._behind = None
+                self.is_used = True
 
 
 def default_generator(device: torch.device) -> torch.Generator:

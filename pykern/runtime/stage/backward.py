@@ -118,9 +118,10 @@ def in_one_segment(stage: Stage, run: Run) -> Run:
 
 def watched(stage: Stage, run: Run) -> Run:
     """B with a watch for random draws, as long as B may draw."""
+    leaves, safe = stage.leaves, stage.draws.safe(Kind.B)
 
     def backward(microbatch: int) -> None:
-        if stage.draws.is_safe(Kind.B, (0, len(stage.leaves[microbatch]))):
+        if (0, len(leaves[microbatch])) in safe:
             run(microbatch)
         else:
             graph_by_graph(stage, microbatch)

@@ -7,13 +7,16 @@ the first layer from `stage.arguments`; None marks a microbatch without rows, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from ...tensors.trees import flatten, tensors_of, unflatten
 from ...torch_private.bare_calls import BareCalls, bare_calls
-from ...trace import Segment
+from ...trace import Environment, Segment
+from ...trace.segment import Part
 from ...trace.segment import run as run_segments
 from ..autograd.cut import copies
 from ..recompute.cell import Calls, run
@@ -50,22 +53,36 @@ def straight(stage: Stage) -> Run:
 
 
 def _segments(stage: Stage) -> Run:
-    """Runs all segments of a recorded forward in one go, and hands over the result."""
+    """Runs all segments of a recorded forward in one go, and hands over the result.
+
+    Values are taken out of the environment as they are used, which is this stage's alone.
+    """
     arguments, outputs, hand_over = stage.arguments, stage.outputs, stage.hand_over
-    layers, calls = stage.layers, [BareCalls(segment._modules) for segment in stage.layers]
+    layers = stage.layers
+    parts = [(index, here_of, BareCalls(calls)) for index, here_of, calls in _parts(layers)]
+    come = stage.parcels.come
 
     def forward(microbatch: int) -> None:
         given = arguments[microbatch]
         if given is not None:
             arguments[microbatch] = None
             (env,) = given
-            tape, values = env.cut_tape, dict(env.values)
-            # Without other references, values are freed as `run_segments` takes them out.
-            del given, env
-            segments, now = stage.layers, calls if stage.layers is layers else ()
-            outputs[microbatch] = hand_over(microbatch, run_segments(segments, tape, values, now))
+            if microbatch in come:
+                _open(stage, microbatch, env)
+            now = parts if stage.layers is layers else _parts(stage.layers)
+            outputs[microbatch] = hand_over(microbatch, run_segments(now, env))
 
     return forward
+
+
+def _parts(layers: Sequence[nn.Module]) -> list[Part]:
+    return [layer.part() for layer in layers if isinstance(layer, Segment)]
+
+
+def _open(stage: Stage, microbatch: int, env: Environment) -> None:
+    """Adds values from farther stages, whose gradients the stage's B will send back."""
+    leaves = stage.parcels.open(microbatch, env.values, stage.transport)
+    stage.leaves[microbatch] = (*stage.leaves[microbatch], *leaves)
 
 
 def by_calls(stage: Stage) -> Run:
@@ -108,11 +125,8 @@ def with_parcels(stage: Stage, compute: Run) -> Run:
 
     def forward(microbatch: int) -> None:
         given = stage.arguments[microbatch]
-        if stage.parcels.come and given is not None:
-            values, leaves = stage.parcels.open(microbatch, stage.transport)
-            stage.leaves[microbatch] = (*stage.leaves[microbatch], *leaves)
-            # The previous stage has made this environment for this stage alone.
-            given[0].values.update(values)
+        if microbatch in stage.parcels.come and given is not None:
+            _open(stage, microbatch, given[0])
         del given
         compute(microbatch)
 

@@ -54,14 +54,14 @@ def values_to_next(stage: Stage) -> HandOver:
     def hand_over(microbatch: int, output: Any) -> Sequence[Tensor]:
         if not isinstance(output, Environment):
             return by_transport(stage, microbatch, output)
-        values, cut_tape = output.values, output.cut_tape
-        near, farther = cut_tape.ways[way]
+        values = output.values
+        near, farther = output.cut_tape.ways[way]
         # A tensor that occurs twice stays one tensor.
         handed: dict[int, Tensor] = {}
         landed: dict[int, Tensor] = {}
         outputs: list[Tensor] = []
         leaves: list[Tensor] = []
-        for number in near if farther else values:
+        for number in near:
             value = values[number]
             if not isinstance(value, Tensor):
                 return by_transport(stage, microbatch, output)
@@ -72,7 +72,8 @@ def values_to_next(stage: Stage) -> HandOver:
                     outputs.append(value)
                     leaves.append(leaf.requires_grad_())
             landed[number] = leaf
-        following.arguments[microbatch] = (Environment(cut_tape, landed),)
+        output.values = landed
+        following.arguments[microbatch] = (output,)
         following.leaves[microbatch] = leaves
         if farther:
             outputs += stage.parcels.send(microbatch, values, farther, stage.transport)

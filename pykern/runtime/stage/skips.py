@@ -94,27 +94,22 @@ class Parcels:
             for number in numbers:
                 detached.append(values[number].detach())
             landed = transport.there(microbatch, reader, detached)
-            sent = {}
-            for number, leaf in zip(numbers, landed, strict=True):
+            sent = dict(zip(numbers, landed, strict=True))
+            for number, leaf in sent.items():
                 value = values[number]
                 if value.requires_grad:
                     ends.append(value)
-                sent[number] = leaf.requires_grad_(value.requires_grad)
+                    leaf.requires_grad_()
             parcel = Parcel(self._stage, sent)
             self.of_stages[reader].come.setdefault(microbatch, []).append(parcel)
             if len(ends) > before:
                 self.sent.setdefault(microbatch, []).append(parcel)
         return ends
 
-    def open(self, microbatch: int, transport: Transport) -> tuple[Values, list[Tensor]]:
-        """F opens the parcels that have come.
-
-        Returns:
-            The values, and the values among them that get a gradient.
-        """
-        values: Values = {}
+    def open(self, microbatch: int, values: Values, transport: Transport) -> list[Tensor]:
+        """F takes the parcels that have come into its values; returns those that get a gradient."""
         leaves: list[Tensor] = []
-        for parcel in self.come.pop(microbatch, ()):
+        for parcel in self.come.pop(microbatch):
             if parcel.sender == BATCH:
                 values |= parcel.values
                 continue
@@ -125,10 +120,10 @@ class Parcels:
             for value in taken:
                 if value.requires_grad:
                     leaves.append(value)
-            parcel.leaves = leaves[before:]
-            if parcel.leaves:
+            if len(leaves) > before:
+                parcel.leaves = leaves[before:]
                 self.opened.setdefault(microbatch, []).append(parcel)
-        return values, leaves
+        return leaves
 
     def answer(
         self, microbatch: int, gradients: Sequence[Tensor | None], transport: Transport

@@ -73,7 +73,8 @@ class Stage:
         self.keywords_of = [keywords_of(layer) for layer in layers]
         # Whether layers are segments of a recorded forward, whose values may skip stages.
         self._is_recorded = any(isinstance(layer, Segment) for layer in layers)
-        self._settings: Settings | None = None
+        # Of the layers in the last step; a new object if any layer has changed.
+        self.settings: Settings | None = None
         # The values beside tensors in the batch of the next step, and what steered the last step.
         self.values: tuple[object, ...] = ()
         self._steering = Steering()
@@ -104,7 +105,7 @@ class Stage:
     def go_on(self, seed: StepSeed, finish: Finish, levels: Sequence[Level | None] = ()) -> None:
         """Continues with the current microbatches; otherwise as `begin`."""
         self.finish = finish
-        before = self._settings
+        before = self.settings
         settings = Settings(self.originals) if before is None else before.now()
         changed = settings is not before
         if changed:
@@ -114,12 +115,12 @@ class Stage:
                 notify(settings)
         function = None if self.next else getattr(finish, "function", None)
         steering = self._steering.of(self.values, function)
-        changed = changed or steering != self._steering
+        changed = changed or steering is not self._steering
         self.recomputed.begin(levels, changed=changed, compiled=self._compiled)
         mode = settings, steering, torch.is_grad_enabled(), function is None
         self.draws.begin(seed, mode, self.device if self._compiled else None)
         # The settings are stored last, so that after an interrupt all of this runs again.
-        self._settings, self._steering = settings, steering
+        self.settings, self._steering = settings, steering
         self.choose()
 
     def choose(self) -> None:
@@ -141,7 +142,7 @@ class Stage:
                 compute = by_level.in_one_graph(self, compute)
         if self.draws.possible:
             compute = forward.drawing(self, compute)
-        if self._is_recorded:
+        if self._is_recorded and (by_calls or self.recomputed.has_levels):
             compute = forward.with_parcels(self, compute)
         if not is_plain and self.previous and getattr(self.finish, "keeps_graphs", False):
             compute = forward.keeping(self, compute)
@@ -172,16 +173,11 @@ class Stage:
     def twin(self) -> Stage:
         """A stage of the same layers, which shares what this stage has observed of them."""
         twin = Stage(self.index, self.layers, self.device)
-        twin._settings, twin.draws = self._settings, self.draws
+        twin.settings, twin.draws = self.settings, self.draws
         twin.values, twin._steering = self.values, self._steering
         twin.recomputed = self.recomputed.twin()
         twin.copies_input = self.copies_input
         return twin
-
-    @property
-    def settings(self) -> Settings | None:
-        """The settings of the layers in the last step; a new object if any layer has changed."""
-        return self._settings
 
     def end(self) -> None:
         """Releases all objects of the step."""
@@ -239,17 +235,16 @@ class Stage:
         Runs before any action, as `enter_by_name`.
         """
         if arguments and isinstance(arguments[0], Environment):
-            values = arguments[0].values
-            near, farther = arguments[0].apart(BATCH)
-            arguments = (near,)
-            self.parcels.give(microbatch, values, farther)
-        self.arguments[microbatch] = None if arguments is None else self._at_home(arguments)
-
-    def _at_home(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments on the stage's GPU, if any: a batch may be on the host or on another GPU."""
-        if self.device.type == "cpu":
-            return arguments
-        return to_device(arguments, self.device)  # type: ignore[no-any-return]
+            env = arguments[0]
+            near, farther = env.cut_tape.ways[BATCH + 1]
+            if farther:
+                self.parcels.give(microbatch, env.values, farther)
+            # F takes values out of its environment, and the batch keeps its own.
+            arguments = (Environment(env.cut_tape, {n: env.values[n] for n in near}),)
+        # A batch may be on the host or on another GPU.
+        if arguments is not None and self.device.type != "cpu":
+            arguments = to_device(arguments, self.device)
+        self.arguments[microbatch] = arguments
 
     def forward(self, microbatch: int) -> None:
         """F: computes the layers and hands the output over to the next stage."""

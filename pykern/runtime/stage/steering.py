@@ -23,18 +23,20 @@ class Steering:
     loss: tuple[object, Any] = (None, None)
 
     def of(self, values: tuple[object, ...], function: object) -> Steering:
-        """The steering of the next step.
+        """The steering of the next step: this object if nothing is different.
 
         Args:
             values: of its batch.
             function: its loss function; None without one.
         """
         if function is None:
-            return Steering(values, self.loss)
-        if not isinstance(function, nn.Module):
+            loss = self.loss
+        elif isinstance(function, nn.Module):
+            known, settings = self.loss
+            is_known = known == id(function) and isinstance(settings, Settings)
+            loss = id(function), settings.now() if is_known else Settings([function])
+        else:
             # A function may have the place in memory of one that is gone, but not its code.
-            return Steering(values, (id(function), getattr(function, "__code__", None)))
-        known, settings = self.loss
-        is_known = known == id(function) and isinstance(settings, Settings)
-        now = settings.now() if is_known else Settings([function])
-        return Steering(values, (id(function), now))
+            loss = id(function), getattr(function, "__code__", None)
+        is_same = values == self.values and loss == self.loss
+        return self if is_same else Steering(values, loss)

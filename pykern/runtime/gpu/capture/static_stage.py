@@ -187,7 +187,8 @@ class StaticStage(Transport):
         return [gradient for gradient in self.outgoing[slot] if gradient is not None]
 
     def _forward(self, slot: int) -> list[Tensor]:
-        self._stage.arguments[slot] = self._arguments[slot]
+        # F takes values out of the containers that it is given.
+        self._stage.arguments[slot] = map_tensors(lambda place: place, self._arguments[slot])
         self._stage.leaves[slot] = self._leaves[slot]
         self._stage.forward(slot)
         if self._after is None:
