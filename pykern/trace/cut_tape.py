@@ -21,8 +21,6 @@ Values = dict[int, Any]
 Farther = Sequence[tuple[int, Sequence[int]]]
 # Gives values, and what a segment holds.
 HereOf = Callable[[Values], Here]
-# In the place of an instruction's simple form.
-_NOT_SIMPLE = (None, None, None, None, None)
 
 
 class Environment:
@@ -95,10 +93,10 @@ class Piece:
         alive = needed | returned
         for instruction in reversed(instructions):
             dead = {*instruction.reads, *instruction.makes} - alive
-            self._steps.append((instruction, *(instruction.simple or _NOT_SIMPLE), sorted(dead)))
+            self._steps.append((instruction, *instruction.simple, sorted(dead)))
             alive |= set(instruction.reads)
         self._steps.reverse()
-        self._is_simple = all(instruction.simple for instruction in instructions)
+        self._is_simple = all(any(instruction.simple) for instruction in instructions)
 
     def run(self, values: Values, here_of: HereOf, modules: Mapping[str, Any]) -> None:
         """Runs the instructions. Afterwards there are the values that later pieces need."""

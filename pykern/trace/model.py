@@ -118,7 +118,7 @@ class Traced:
             CutError: these inputs lead another way through the model, which cannot be cut so.
         """
         now, entered = self._now(), list[Environment]()
-        # Of the arguments of the call before, where nothing else tells its tape from another.
+        # The last call's arguments have these, and nothing else tells its tape from another.
         shapes: list[torch.Size] = []
         for args, kwargs in calls:
             if shapes and [one.shape for one in args] == shapes:

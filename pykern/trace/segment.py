@@ -13,7 +13,7 @@ from .tape import Instruction
 from .values import Held, Here, key_of
 
 # The number of a segment's piece, what the segment holds, and the calls of its modules.
-Part = tuple[int, HereOf, Mapping[str, Any]]
+Runnable = tuple[int, HereOf, Mapping[str, Any]]
 
 
 class Segment(nn.Module):
@@ -86,7 +86,7 @@ class Segment(nn.Module):
             return buffer.to(self.device)
         return self._buffers[key]
 
-    def part(self) -> Part:
+    def part(self) -> Runnable:
         """The segment, for `run`."""
         return self.index, self._with, self._modules
 
@@ -98,7 +98,7 @@ class Segment(nn.Module):
         return run([self.part()], Environment(env.cut_tape, dict(env.values)))
 
 
-def run(parts: Sequence[Part], env: Environment) -> Any:
+def run(parts: Sequence[Runnable], env: Environment) -> Any:
     """Runs consecutive segments on values; returns as the last one's forward.
 
     Values that nobody needs any more are taken from the environment, and freed.

@@ -19,9 +19,6 @@ from .values import PLAIN, Build, Held, Here, Ref, builder, held_in, key_of, ref
 # Whether gradients are on, and autocast: the device type, and its type or None where it is off.
 Modes = tuple[bool, tuple[tuple[str, torch.dtype | None], ...]]
 
-# The key of a module or else a function, the numbers of one value or two, and that of the result.
-Simple = tuple[str | None, Callable[..., Any] | str, int, int | None, int]
-
 # Arguments by name, of a call that has none.
 _NONE: dict[str, Any] = {}
 
@@ -88,20 +85,15 @@ class Instruction:
         return [] if self.carried is None else self.carried.parts
 
     @property
-    def simple(self) -> Simple | None:
-        """What a call of one value or two that makes a tensor, and nothing else, consists of."""
+    def simple(self) -> tuple[Any, ...]:
+        """The key, the target, the numbers of one or two values and the result; None for others."""
         args, kwargs = self.arguments
         numbers = [arg.number for arg in args if isinstance(arg, Ref)]
-        if (
-            len(numbers) != len(args)
-            or len(numbers) not in (1, 2)
-            or len(self.results) != 1
-            or any((kwargs, self.written, self.shapes))
-            or any(one is not None for one in (self.modes, self.rest, self.carried))
-        ):
-            return None
-        second = numbers[1] if len(numbers) == 2 else None
-        return self._key, self.target, numbers[0], second, self.results[0]
+        fits = len(numbers) == len(args) in (1, 2) and len(self.results) == 1
+        others = [self.modes, self.rest, self.carried]
+        if not fits or kwargs or self.written or self.shapes or others != [None] * 3:
+            return (None,) * 5
+        return self._key, self.target, numbers[0], (*numbers, None)[1], self.results[0]
 
     @property
     def anchor(self) -> str | None:

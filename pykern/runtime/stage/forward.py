@@ -15,11 +15,12 @@ from torch import nn
 
 from ...tensors.trees import flatten, tensors_of, unflatten
 from ...torch_private.bare_calls import BareCalls, bare_calls
-from ...trace import Environment, Segment
-from ...trace.segment import Part
+from ...trace import Segment
+from ...trace.segment import Runnable
 from ...trace.segment import run as run_segments
 from ..autograd.cut import copies
 from ..recompute.cell import Calls, run
+from .skips import open_parcels
 
 if TYPE_CHECKING:
     from .stage import Run, Stage
@@ -68,21 +69,15 @@ def _segments(stage: Stage) -> Run:
             arguments[microbatch] = None
             (env,) = given
             if microbatch in come:
-                _open(stage, microbatch, env)
+                open_parcels(stage, microbatch, env)
             now = parts if stage.layers is layers else _parts(stage.layers)
             outputs[microbatch] = hand_over(microbatch, run_segments(now, env))
 
     return forward
 
 
-def _parts(layers: Sequence[nn.Module]) -> list[Part]:
+def _parts(layers: Sequence[nn.Module]) -> list[Runnable]:
     return [layer.part() for layer in layers if isinstance(layer, Segment)]
-
-
-def _open(stage: Stage, microbatch: int, env: Environment) -> None:
-    """Adds values from farther stages, whose gradients the stage's B will send back."""
-    leaves = stage.parcels.open(microbatch, env.values, stage.transport)
-    stage.leaves[microbatch] = (*stage.leaves[microbatch], *leaves)
 
 
 def by_calls(stage: Stage) -> Run:
@@ -126,7 +121,7 @@ def with_parcels(stage: Stage, compute: Run) -> Run:
     def forward(microbatch: int) -> None:
         given = stage.arguments[microbatch]
         if microbatch in stage.parcels.come and given is not None:
-            _open(stage, microbatch, given[0])
+            open_parcels(stage, microbatch, given[0])
         del given
         compute(microbatch)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from ...trace.cut_tape import Environment, Farther, Values
 from ...trace.routes import BATCH
 from ..microbatch import to_device
 from .transport import Transport
+
+if TYPE_CHECKING:
+    from .stage import Stage
 
 
 def apart(output: Any, stage: int) -> tuple[Any, Farther]:
@@ -153,3 +156,9 @@ class Parcels:
         for parcel in self.sent.pop(microbatch, ()):
             found += parcel.gradients
         return found
+
+
+def open_parcels(stage: Stage, microbatch: int, env: Environment) -> None:
+    """Adds values from farther stages, whose gradients the stage's B will send back."""
+    leaves = stage.parcels.open(microbatch, env.values, stage.transport)
+    stage.leaves[microbatch] = (*stage.leaves[microbatch], *leaves)

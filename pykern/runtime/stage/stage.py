@@ -73,7 +73,7 @@ class Stage:
         self.keywords_of = [keywords_of(layer) for layer in layers]
         # Whether layers are segments of a recorded forward, whose values may skip stages.
         self._is_recorded = any(isinstance(layer, Segment) for layer in layers)
-        # Of the layers in the last step; a new object if any layer has changed.
+        # The layers' settings in the last step; a new object if any layer has changed.
         self.settings: Settings | None = None
         # The values beside tensors in the batch of the next step, and what steered the last step.
         self.values: tuple[object, ...] = ()
