@@ -79,13 +79,13 @@ class Blocks {
         const std::lock_guard hold(lock_);
         graphs_[pool] += graphs;
     }
-    // What is free, and no graph's, is no tensor's again in this test.
+    // No tensor of this test gets free memory again, unless the memory belongs to a graph.
     void empty_cache(int of) {
         const std::lock_guard hold(lock_);
         release(of);
     }
 
-    // Of each GPU, until the end of the test.
+    // The limit is that of each GPU, until the end of the test.
     void set_limit(std::size_t bytes) { limit_ = bytes; }
 
     // Addresses may come back as any other from here on.
