@@ -37,6 +37,8 @@ struct Block {
 
 class Blocks {
    public:
+    static constexpr std::size_t kTerabyte = std::size_t{1} << 40U;
+
     Block* take(int of, std::size_t bytes) {
         constexpr std::size_t kGrain = 512;
         const Handle stream = current_stream(of);
@@ -47,7 +49,9 @@ class Blocks {
         const std::lock_guard hold(lock_);
         std::vector<Block*>& free = free_[owner];
         if (free.empty()) {
+            make_room(of, std::get<2>(owner), pool_of(stream) != 0);
             free.push_back(new Block{std::aligned_alloc(kGrain, std::get<2>(owner)), owner, test_});
+            live_.at(of).held += std::get<2>(owner);
         } else {
             ++counts.blocks_again;
         }
@@ -70,10 +74,28 @@ class Blocks {
         (block->is_shared ? shared_ : free_[block->owner]).push_back(block);
     }
 
+    // Graphs have the memory of their pool for as long as one of them is there.
+    void use_pool(Pool pool, int graphs) {
+        const std::lock_guard hold(lock_);
+        graphs_[pool] += graphs;
+    }
+    // No tensor of this test gets free memory again, unless the memory belongs to a graph.
+    void empty_cache(int of) {
+        const std::lock_guard hold(lock_);
+        release(of);
+    }
+
+    // The limit is that of each GPU, until the end of the test.
+    void set_limit(std::size_t bytes) { limit_ = bytes; }
+
     // Addresses may come back as any other from here on.
     void begin_test() {
         const std::lock_guard hold(lock_);
         ++test_;
+        limit_ = kTerabyte;
+        graphs_.clear();
+        for (Block* const block : given_back_) destroy(block);
+        given_back_.clear();
         for (const auto& [owner, blocks] : free_) {
             for (Block* const block : blocks) destroy(block);
         }
@@ -92,12 +114,38 @@ class Blocks {
         const std::lock_guard hold(lock_);
         return live_.at(of).peak;
     }
+    // With those that are kept for reuse.
+    std::size_t held(int of) {
+        const std::lock_guard hold(lock_);
+        return live_.at(of).held;
+    }
+    std::size_t limit() const { return limit_; }
     void reset_peak(int of) {
         const std::lock_guard hold(lock_);
         live_.at(of).peak = live_.at(of).bytes;
     }
 
    private:
+    void release(int of) {
+        for (auto& [owner, blocks] : free_) {
+            if (graphs_[std::get<0>(owner)] > 0) continue;
+            const auto is_elsewhere = [of](const Block* block) { return block->gpu != of; };
+            const auto first = std::partition(blocks.begin(), blocks.end(), is_elsewhere);
+            live_.at(of).held -=
+                std::get<2>(owner) * static_cast<std::size_t>(blocks.end() - first);
+            given_back_.insert(given_back_.end(), first, blocks.end());
+            blocks.erase(first, blocks.end());
+        }
+    }
+
+    // As in torch, a capture takes nothing from what is kept for reuse.
+    void make_room(int of, std::size_t bytes, bool is_captured) {
+        const auto fits = [&] { return live_.at(of).held + bytes <= limit_; };
+        if (!fits() && !is_captured) release(of);
+        TORCH_CHECK_WITH(OutOfMemoryError, fits(), "CUDA out of memory. Tried to allocate ", bytes,
+                         " bytes of GPU ", of);
+    }
+
     bool has_free(const Owner& owner) {
         const std::lock_guard hold(lock_);
         return !free_[owner].empty();
@@ -106,6 +154,7 @@ class Blocks {
     struct Live {
         std::size_t bytes = 0;
         std::size_t peak = 0;
+        std::size_t held = 0;
     };
 
     static void destroy(Block* block) {
@@ -116,6 +165,9 @@ class Blocks {
     std::mutex lock_;
     std::map<Owner, std::vector<Block*>> free_;
     std::vector<Block*> shared_;
+    std::vector<Block*> given_back_;
+    std::map<Pool, int> graphs_;
+    std::size_t limit_ = kTerabyte;
     std::array<Live, kMaxGpus> live_{};
     int test_ = 0;
 };

@@ -25,6 +25,7 @@ using Nodes = std::set<std::size_t>;
 // child call them as well.
 struct Recorded {
     void* graph;
+    Pool pool;
     bool is_alive = true;
     std::deque<std::function<void()>> operations;
 };

@@ -342,13 +342,18 @@ void oracle_set_stream(int gpu, void* stream) { oracle::streams[gpu] = stream; }
 
 std::size_t oracle_bytes(int gpu) { return oracle::blocks.bytes(gpu); }
 std::size_t oracle_peak(int gpu) { return oracle::blocks.peak(gpu); }
+std::size_t oracle_held(int gpu) { return oracle::blocks.held(gpu); }
+std::size_t oracle_limit() { return oracle::blocks.limit(); }
+void oracle_set_limit(std::size_t bytes) { oracle::blocks.set_limit(bytes); }
+void oracle_empty_cache(int gpu) { oracle::blocks.empty_cache(gpu); }
 void oracle_reset_peak(int gpu) { oracle::blocks.reset_peak(gpu); }
 
 // Begins to capture the current stream into an empty graph of the driver's.
 void* oracle_capture(void* graph, oracle::Pool pool) {
     using namespace oracle;  // NOLINT(google-build-using-namespace)
     const std::lock_guard hold(captures.lock);
-    captures.all.push_back({graph, true, {}});
+    captures.all.push_back({graph, pool, true, {}});
+    blocks.use_pool(pool, 1);
     captures.now.emplace(captures.all.back(), current_stream(gpu), pool);
     ++counts.captures;
     return &captures.all.back();
@@ -371,9 +376,10 @@ const char* oracle_end_capture() {
     return why ? text.c_str() : nullptr;
 }
 bool oracle_capture_is_empty() { return oracle::captures.now->is_empty(); }
-// The graph's memory may be anybody's from here on.
 void oracle_drop_graph(void* recorded) {
-    static_cast<oracle::Recorded*>(recorded)->is_alive = false;
+    auto& of = *static_cast<oracle::Recorded*>(recorded);
+    of.is_alive = false;
+    oracle::blocks.use_pool(of.pool, -1);
 }
 // Null, or why a replay has failed.
 const char* oracle_failure() {

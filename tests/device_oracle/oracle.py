@@ -36,7 +36,8 @@ def load() -> ctypes.CDLL:
     library.oracle_capture_is_empty.restype = ctypes.c_bool
     for name in ("oracle_end_capture", "oracle_failure"):
         getattr(library, name).restype = ctypes.c_char_p
-    for name in ("oracle_bytes", "oracle_peak"):
+    library.oracle_set_limit.argtypes = [ctypes.c_size_t]
+    for name in ("oracle_bytes", "oracle_peak", "oracle_held", "oracle_limit"):
         getattr(library, name).restype = ctypes.c_size_t
     for name, value in _torch_cuda().items():
         setattr(torch.cuda, name, value)
@@ -312,8 +313,15 @@ def _properties(device: Any) -> SimpleNamespace:
 
 
 def _free_and_total(device: Any = None) -> tuple[int, int]:
-    """As if a GPU had a terabyte."""
-    return 2**40 - load().oracle_bytes(_index(device)), 2**40
+    total = load().oracle_limit()
+    return total - load().oracle_held(_index(device)), total
+
+
+def _empty_cache() -> None:
+    """Waits for the GPUs, as the driver does when it is given memory back."""
+    _synchronize()
+    for gpu in range(_made.num_gpus):
+        load().oracle_empty_cache(gpu)
 
 
 def _torch_cuda() -> dict[str, Any]:
@@ -341,10 +349,10 @@ def _torch_cuda() -> dict[str, Any]:
         "graph_pool_handle": graph_pool,
         "is_current_stream_capturing": lambda: bool(load().oracle_is_capturing()),
         "synchronize": _synchronize,
-        "empty_cache": lambda: None,
+        "empty_cache": _empty_cache,
         "mem_get_info": _free_and_total,
         "memory_snapshot": lambda: [],
-        "memory_reserved": lambda device=None: load().oracle_bytes(_index(device)),
+        "memory_reserved": lambda device=None: load().oracle_held(_index(device)),
         "memory_allocated": lambda device=None: load().oracle_bytes(_index(device)),
         "max_memory_allocated": lambda device=None: load().oracle_peak(_index(device)),
         "reset_peak_memory_stats": lambda device=None: load().oracle_reset_peak(_index(device)),

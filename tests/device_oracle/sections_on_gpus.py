@@ -44,7 +44,7 @@ from bench.gpu.tools import DEVICE, own_stream
 from bench.gpu.variants import CAPTURES
 from pykern.tuning import measure, overheads, trial
 from tests.device_oracle.bindings import Bindings
-from tests.device_oracle.oracle import counts, gpus
+from tests.device_oracle.oracle import counts, gpus, load
 from tests.device_oracle.stand_ins import Cupti, Cupy
 from tests.fake_cuda.fake import FakeCuda
 
@@ -192,13 +192,14 @@ def test_pipelines_that_keep_memory_are_noticed(
 def test_captures_come_where_little_memory_is_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The oracle has no limit, so that the fault is for a GPU to notice."""
-    for name, size in (("WIDTH", 8), ("ROWS", 2)):
+    for name, size in {"WIDTH": 64, "ROWS": 2, "LEFT_BYTES": 2**22}.items():
         monkeypatch.setattr(tight, name, size)
-    monkeypatch.setattr(tight, "taken", lambda num_bytes: torch.empty(16, device=DEVICE))
+    load().oracle_set_limit(2**26)
     found = tight.run(tmp_path)
-    assert found["cached_bytes"] > 2**39
+    assert found["taken_bytes"] == int(tight.TAKEN * 2**26)
+    assert found["cached_bytes"] > 2**22
     assert len(found["losses"]) == 2
+    assert tight.control()
 
 
 def test_steps_are_predicted_from_those_of_another_schedule(
