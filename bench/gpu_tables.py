@@ -22,7 +22,7 @@ _GB = 1e9
 
 def machine() -> str:
     """The machine and the versions of the session, with a link to its file."""
-    of = _session()["environment"]
+    of = session()["environment"]
     gpu, driver, *_ = of["gpu"].split(", ")
     versions = of["versions"]
     return (
@@ -35,10 +35,10 @@ def machine() -> str:
 
 def sections() -> str:
     """A row for each section that ended well, with its figures."""
-    session = _session()["sections"]
+    found = session()["sections"]
     rows = []
     for name, seen in SEEN.items():
-        of = session[name]
+        of = found[name]
         if of["outcome"] != "ok":
             raise ValueError(f"section {name} must have ended well, got {of['outcome']}")
         rows.append([f"`{name}`", of["commit"], of["ran"], seen(of["figures"])])
@@ -111,15 +111,16 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def section(name: str) -> Any:
     """The figures of a section of the session."""
-    return _session()["sections"][name]["figures"]
+    return session()["sections"][name]["figures"]
 
 
-def _session() -> Any:
-    return json.loads(_file().read_text(encoding="utf-8"))
+def session(claim: str = "gpu-session") -> Any:
+    """The newest kept session of a claim."""
+    return json.loads(_file(claim).read_text(encoding="utf-8"))
 
 
-def _file() -> Path:
-    return max(FOLDER.glob("gpu-session_*.json"), key=lambda file: file.stem[-10:])
+def _file(claim: str = "gpu-session") -> Path:
+    return max(FOLDER.glob(f"{claim}_*.json"), key=lambda file: file.stem[-10:])
 
 
 TABLES = {

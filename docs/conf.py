@@ -67,6 +67,7 @@ nitpick_ignore = {
         "interop.pipelining.ranks.Brought",
         "interop.pipelining.recorded.RecordedStage",
         "kernels.head_loss.WithGradients",
+        "partition.bottleneck.Limit",
         "profiling.tables.Sheet",
         "runtime.in_order.InOrder",
         "runtime.stage.stage.Stage",

@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 kept = importlib.import_module("bench.kept")
 tables = importlib.import_module("bench.kept_tables")
 gpu_tables = importlib.import_module("bench.gpu_tables")
+session_tables = importlib.import_module("bench.session_tables")
 estimates_table = importlib.import_module("bench.estimates_table")
 tuning_tables = importlib.import_module("bench.tuning_tables")
 search_grid = importlib.import_module("bench.search_grid")
@@ -231,6 +232,7 @@ def made() -> dict[str, str]:
         "docs/measured.md": {"figures": figures, "origins": origins},
         "bench/README.md": tables.TABLES,
         "docs/gpus.md": gpu_tables.TABLES,
+        "docs/gpu-session.md": session_tables.TABLES,
         "docs/memory.md": estimates_table.TABLES,
         "docs/tuning.md": tuning_tables.TABLES,
         "docs/search-grid.md": search_grid.TABLES,

@@ -56,7 +56,7 @@ class BoxDevice:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU: a core of a CPU has none of these values."""
+        """Whether it is a GPU. A core of a CPU has none of these values."""
         return any((self.memory_bytes, self.capability, self.num_processors))
 
     @property

@@ -1,10 +1,13 @@
 """The GPUs of the files that test_device_oracle.py runs."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from bench.gpu import frame
 from tests.device_oracle.oracle import gpus
 from tests.fake_cuda.fake import FakeCuda
 
@@ -18,6 +21,20 @@ if torch.__version__ < "2.13":
 def pytest_itemcollected(item: pytest.Item) -> None:
     for text in IGNORED:
         item.add_marker(pytest.mark.filterwarnings(f"ignore:{text}"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--keep-session", type=Path, help="a file for the figures of sections")
+
+
+@pytest.fixture(scope="session")
+def sections(pytestconfig: pytest.Config) -> Iterator[dict[str, Any]]:
+    """The sections that have run, in the form of a GPU session's."""
+    found: dict[str, Any] = {}
+    yield found
+    if path := pytestconfig.getoption("--keep-session"):
+        done = {name: {"outcome": "ok", "figures": of} for name, of in found.items()}
+        frame.save(path, {"environment": frame.environment(), "sections": done})
 
 
 @pytest.fixture

@@ -123,6 +123,16 @@ def test_a_planted_fault_is_noticed(
     assert importlib.import_module(f"bench.gpu.{name}").control()
 
 
+@pytest.mark.parametrize(
+    "name", ["capture_copy", "pools", "split_capture", "stitch", "issue_rate", "driver_costs"]
+)
+def test_a_section_runs_whole(
+    monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setattr(issue_rate, "STEPS", 5)
+    sections[name] = importlib.import_module(f"bench.gpu.{name}").run(tmp_path)
+
+
 def test_without_the_fault_they_are_right() -> None:
     assert raw_launch.plain(own_stream())["raw_equals_replay"] == [True] * 5
     assert capture_copy.measure(copies=True)["right"]
@@ -138,8 +148,9 @@ def test_without_the_fault_they_are_right() -> None:
     assert all(found["two_launches_add_up"])
 
 
-def test_streams_that_spin_take_the_simulated_time(clock: None) -> None:
+def test_streams_that_spin_take_the_simulated_time(clock: None, sections: dict[str, Any]) -> None:
     found = overlap.figures([own_stream() for _ in range(overlap.NUM_STREAMS)])
+    sections["overlap"] = {"1 process": found}
     assert found["at_once"] == pytest.approx(overlap.NUM_STREAMS)
     for ratio in found["measured_by_simulated"].values():
         assert ratio == pytest.approx(1)
@@ -151,11 +162,14 @@ def test_groups_of_multiprocessors_spin_at_once(clock: None) -> None:
     assert overlap.spins_ms(streams) == pytest.approx(overlap.spins_ms(streams[:1]))
 
 
-def test_replayed_steps_are_compared_with_a_graph_of_the_plain_model() -> None:
+def test_replayed_steps_are_compared_with_a_graph_of_the_plain_model(
+    sections: dict[str, Any],
+) -> None:
     """Layers whose operations are torch's take the place of the GPT, whose kernels are Triton's."""
     x, y = torch.randn(2, 2 * graph_step.NUM_MICROBATCHES, 8, device=DEVICE)
     layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     found = graph_step.measure(Task(layers, x, y, graph_step.NUM_MICROBATCHES, mse_loss), rounds=2)
+    sections["graph_step"] = found
     assert found["errors"] == {}
     assert found["ran"] == [
         "graphed", "plain loop", "pykern eager", "pykern graph", "pykern step", "pykern threads"
@@ -172,30 +186,32 @@ def no_wait() -> Iterator[None]:
 
 
 def test_steps_that_wait_for_the_gpu_are_noticed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(no_waits, "refused", no_wait)
     assert no_waits.control()
-    assert no_waits.run(tmp_path)["streams"]["step"] == {"steps": no_waits.NUM_STEPS}
+    sections["no_waits"] = found = no_waits.run(tmp_path)
+    assert found["streams"]["step"] == {"steps": no_waits.NUM_STEPS}
 
 
 def test_pipelines_that_keep_memory_are_noticed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(in_a_row, "NUM_PIPELINES", 4)
     monkeypatch.setattr(in_a_row, "CAPTURES", {"graph": True})
     monkeypatch.setattr(in_a_row, "WIDTH", 512)
     assert in_a_row.control()
-    assert list(in_a_row.run(tmp_path)) == ["graph"]
+    sections["in_a_row"] = found = in_a_row.run(tmp_path)
+    assert list(found) == ["graph"]
 
 
 def test_captures_come_where_little_memory_is_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], tmp_path: Path
 ) -> None:
     for name, size in {"WIDTH": 64, "ROWS": 2, "LEFT_BYTES": 2**22}.items():
         monkeypatch.setattr(tight, name, size)
     load().oracle_set_limit(2**26)
-    found = tight.run(tmp_path)
+    sections["tight"] = found = tight.run(tmp_path)
     assert found["taken_bytes"] == int(tight.TAKEN * 2**26)
     assert found["cached_bytes"] > 2**22
     assert len(found["losses"]) == 2
@@ -203,7 +219,7 @@ def test_captures_come_where_little_memory_is_left(
 
 
 def test_steps_are_predicted_from_those_of_another_schedule(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(predicted, "STEPS", 1)
     told_by = {
@@ -212,6 +228,7 @@ def test_steps_are_predicted_from_those_of_another_schedule(
     }
     monkeypatch.setattr(predicted, "PREDICTED", told_by)
     figures = predicted.measure(GptWork(blocks=2, width=64, context=8), True)
+    sections["predicted"] = {"graph": figures}
     assert list(figures) == ["1f1b, M=4", "zb_h1, M=8"]
     for found in figures.values():
         assert found["traced_ms"] == pytest.approx(found["predicted_ms"], rel=0.01)
@@ -219,7 +236,9 @@ def test_steps_are_predicted_from_those_of_another_schedule(
     assert predicted.control()
 
 
-def test_the_choice_for_a_gpt_is_told_with_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_for_a_gpt_is_told_with_its_bytes(
+    monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any]
+) -> None:
     monkeypatch.setattr(measure, "ROUNDS", 1)
     monkeypatch.setattr(overheads, "_ROUNDS", 2)
     monkeypatch.setattr(trial, "FEWEST", 2)
@@ -227,6 +246,7 @@ def test_the_choice_for_a_gpt_is_told_with_its_bytes(monkeypatch: pytest.MonkeyP
     work = GptWork(blocks=1, width=64, context=8)
     choice = tuned.tuned(work, 4)
     found = tuned.measure(choice, work, 4)
+    sections["tuned"] = {"all memory": found}
     assert len(found["run"]) == 6
     assert found["peak_bytes"] == pytest.approx(max(choice.best.peak_bytes), rel=0.2)
 
@@ -236,8 +256,10 @@ REFUSED = "cuEventRecord: the event is of another context than the stream"
 OVERLAP = "are in another green context"
 
 
-def test_groups_of_multiprocessors_are_told_apart(fake: FakeCuda, tmp_path: Path) -> None:
-    figures = green.run(tmp_path)
+def test_groups_of_multiprocessors_are_told_apart(
+    fake: FakeCuda, sections: dict[str, Any], tmp_path: Path
+) -> None:
+    sections["green"] = figures = green.run(tmp_path)
     for sizes, found in zip(([64] * 2, [32] * 4), figures.values(), strict=True):
         assert found["multiprocessors"] == found["seen_eager"] == sizes
         assert found["seen_in_graph_launched_elsewhere"] == sizes
@@ -264,25 +286,29 @@ def test_a_graph_that_leaves_its_group_is_noticed(
 
 
 def test_levels_keep_less_the_more_they_recompute(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], tmp_path: Path
 ) -> None:
     for name, size in {"BLOCKS": 2, "WIDTH": 64, "HEADS": 4, "TOKENS": 32, "ROUNDS": 1}.items():
         monkeypatch.setattr(levels, name, size)
-    figures = levels.run(tmp_path)
+    sections["levels"] = figures = levels.run(tmp_path)
     kept = {level: found["activation_bytes"] for level, found in figures.items()}
     assert kept["none"] > kept["ops"] > kept["ops+stash"] > kept["stage"] > kept["layer"] > 0
     assert kept["none"] > 2 * kept["stage"]
     assert all(found["predicted_ms"] > 0 for found in figures.values())
 
 
-def test_launches_are_among_the_events_of_a_profile(tmp_path: Path) -> None:
-    figures = profiler.run(tmp_path)
+def test_launches_are_among_the_events_of_a_profile(
+    sections: dict[str, Any], tmp_path: Path
+) -> None:
+    sections["profiler"] = figures = profiler.run(tmp_path)
     assert figures["events"]["cuGraphLaunch"] == figures["launches"] == profiler.NUM_LAUNCHES
     assert (tmp_path / "profiler.trace.json").stat().st_size > 0
 
 
-def test_logs_of_driver_calls_replay_and_have_the_calls_of_the_kept_ones(tmp_path: Path) -> None:
-    figures = driver_log.run(tmp_path)
+def test_logs_of_driver_calls_replay_and_have_the_calls_of_the_kept_ones(
+    sections: dict[str, Any], tmp_path: Path
+) -> None:
+    sections["driver_log"] = figures = driver_log.run(tmp_path)
     assert list(figures) == list(CAPTURES)
     for name, found in figures.items():
         assert (tmp_path / f"driver_log.{name}.log").stat().st_size == found["bytes"]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def straight(stage: Stage) -> Run:
     """Calls layer after layer, and hands over the result of the last one."""
-    if all([isinstance(layer, Segment) for layer in stage.layers]):
+    if are_segments(stage.layers):
         return _segments(stage)
     arguments, outputs, hand_over = stage.arguments, stage.outputs, stage.hand_over
     # The layers are unpacked here, because unpacking takes as long as a call.
@@ -51,6 +51,11 @@ def straight(stage: Stage) -> Run:
         outputs[microbatch] = hand_over(microbatch, value)
 
     return forward
+
+
+def are_segments(layers: Sequence[nn.Module]) -> bool:
+    """Whether F runs these layers as segments, which open parcels themselves."""
+    return all([isinstance(layer, Segment) for layer in layers])
 
 
 def _segments(stage: Stage) -> Run:

@@ -142,7 +142,8 @@ class Stage:
                 compute = by_level.in_one_graph(self, compute)
         if self.draws.possible:
             compute = forward.drawing(self, compute)
-        if self._is_recorded and (by_calls or self.recomputed.has_levels):
+        opens = not by_calls and forward.are_segments(self.layers)
+        if self._is_recorded and (self.recomputed.has_levels or not opens):
             compute = forward.with_parcels(self, compute)
         if not is_plain and self.previous and getattr(self.finish, "keeps_graphs", False):
             compute = forward.keeping(self, compute)
