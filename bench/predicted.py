@@ -82,7 +82,7 @@ def predicted_ns(asked: Asked, measured: Measurements, one: Drawn) -> float:
     """The predicted time of a step."""
     rows = asked.rows / one.plan.num_microbatches
     costs, speeds = measured.costs_of(one.plan, one.spans, rows), measured.speeds_for(rows)
-    timeline = simulate_shared(one.plan, costs, speeds, measured.crowded)
+    timeline = simulate_shared(one.plan, costs, speeds)
     return timeline.makespan_ns + measured.outside_ns(
         one.plan.num_actions, one.plan.placement.num_replicas
     )

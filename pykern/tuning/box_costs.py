@@ -11,7 +11,6 @@ from ..plan.costs import changed
 from ..tensors.parameters import bytes_of, gradient_bytes, held_by
 from .asked import Asked
 from .measurements import Measurements
-from .shared_cores import NOTHING
 from .site import memory_rate
 
 # A sum reads two numbers and writes one.
@@ -76,7 +75,7 @@ def box_costs(asked: Asked, measured: Measurements, box: Box) -> BoxCosts:
     alike = {
         "cores": len(box.devices),
         "speeds": ((1.0,) * len(box.devices),) * len(measured.rows),
-        "crowded": NOTHING,
+        "crowded_ns": 0.0,
         "reduce_ns": reduce_ns,
     }
     return BoxCosts(**(vars(measured) | alike), box=box, copied_ns=copied_ns)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from statistics import median
+from math import ceil
+from statistics import mean, median
 
 from torch import nn
 from torch.optim import Optimizer
@@ -23,7 +24,7 @@ from .measurements import Measurements, Table
 from .overheads import Overheads, overheads
 from .progress import Tell
 from .rounds import Rounds, beside_all
-from .shared_cores import NOTHING, Crowded, crowded_by, lost_ns, speeds_seen
+from .shared_cores import lost_ns, speeds_seen
 
 # The number of rounds that count, after the warm-up rounds.
 WARMUPS, ROUNDS = 1, 4
@@ -62,10 +63,10 @@ def measure(asked: Asked, tell: Tell) -> Measurements:
         weights=weights,
         reduce_ns=reduce_ns,
         replica_ns=replica_ns,
-        handover_ns=tuple(median(forms[-1].handed_ns(size) or [0.0]) for size in sizes),
+        handover_ns=tuple(_usual(forms[-1].handed_ns(size)) for size in sizes),
         cores=asked.num_cores,
         speeds=tuple(tuple(_speeds(forms, size)) for size in sizes),
-        crowded=_crowded(forms, sizes),
+        crowded_ns=_crowded_ns(forms, sizes),
         action_ns={
             "F": tuple(_action_ns(forms, coarse, "F", size) for size in sizes),
             "B": tuple(_action_ns(forms, coarse, "B", size) for size in sizes),
@@ -142,23 +143,26 @@ def _speeds(forms: Sequence[Rounds], size: int) -> list[float]:
     return speeds_seen(together.timelines[size], works, speeds)
 
 
-def _crowded(forms: Sequence[Rounds], sizes: Sequence[int]) -> Crowded:
-    """The losses of actions where there are more devices than cores."""
+def _usual(delays: Sequence[float]) -> float:
+    """The mean without the slowest tenth, those of threads that had no core; 0 without delays."""
+    return mean(sorted(delays)[: ceil(0.9 * len(delays))] or [0.0])
+
+
+def _crowded_ns(forms: Sequence[Rounds], sizes: Sequence[int]) -> float:
+    """The time that an action loses, and each of its units, where devices share cores."""
     *_, together, most = forms
     plan = most.pipe.plan
     if plan.num_devices == together.pipe.plan.num_devices:
-        return NOTHING
-    actions = []
-    for size in sizes:
-        speeds = _speeds(forms, size)
-        # A machine changes its speed between rounds, so a step is compared with that beside it.
-        lost = [
-            lost_ns(timeline, work * plan.num_microbatches, speeds)
-            for timeline, work in zip(most.timelines[size], together.works_ns(size), strict=True)
-        ]
-        time_ns = together.work_ns(size) * plan.num_microbatches / plan.num_actions
-        actions.append((time_ns, median(lost)))
-    return crowded_by(actions)
+        return 0.0
+    # A machine changes its speed between rounds, so a step is compared with that beside it.
+    lost = [
+        lost_ns(timeline, work * plan.num_microbatches, speeds)
+        for size in sizes
+        for speeds in [_speeds(forms, size)]
+        for timeline, work in zip(most.timelines[size], together.works_ns(size), strict=True)
+    ]
+    # Here each action has one unit.
+    return max(median(lost) / 2, 0.0)
 
 
 def _action_ns(forms: Sequence[Rounds], coarse: Rounds, kind: str, size: int) -> float:

@@ -7,11 +7,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from operator import add
 from typing import Any
 
 from ..plan import Costs, Plan
 from ..plan.costs import changed
-from .shared_cores import Crowded
 
 # A value for each number of rows measured, and each unit.
 Table = tuple[tuple[float, ...], ...]
@@ -46,7 +46,8 @@ class Measurements:
         cores: the number of devices that compute at once.
         speeds: by size, of each device while one, two, ... of them compute; the times are of speed
             1. Short actions lose more of their speed, since devices share the interpreter's lock.
-        crowded: what actions lose where there are more devices than cores.
+        crowded_ns: the time that an action loses where there are more devices than cores, and the
+            same for each of its units: both wait for cores and for the interpreter's lock.
     """
 
     subject: tuple[str, ...]
@@ -64,7 +65,7 @@ class Measurements:
     replica_ns: float
     cores: int
     speeds: Table
-    crowded: Crowded
+    crowded_ns: float
 
     def of_units(self, name: str, rows: float) -> list[float]:
         """The times of each unit, in nanoseconds, for a microbatch of `rows` rows."""
@@ -124,13 +125,15 @@ class Measurements:
 
     def costs(self, spans: Sequence[range], rows: float) -> Costs:
         """The costs of stages of these units, in one replica."""
-        inputs, weights = (self.of_stages(name, spans, rows) for name in "IW")
-        backwards = self.of_stages("B", spans, rows)
+        lost = [self.crowded_ns * (1 + len(span)) for span in spans]
+        forwards, backwards, inputs, weights = (
+            [*map(add, self.of_stages(name, spans, rows), lost)] for name in "FBIW"
+        )
         # The first stage hands no gradient on, so that its W is a whole backward.
-        inputs[0] = min(inputs[0], self.of_units("I", rows)[spans[0].start])
+        inputs[0] = min(inputs[0], self.of_units("I", rows)[spans[0].start] + 2 * self.crowded_ns)
         weights[0] = backwards[0]
         return Costs(
-            self.of_stages("F", spans, rows),
+            forwards,
             backwards,
             self.handed_ns(rows),
             input_ns=inputs,
@@ -168,7 +171,7 @@ class Measurements:
             values = {field.name: _tuples(content[field.name]) for field in fields(cls)}
             # Older versions have taken no pairs.
             _ = values["sizes"]["B ops F pair"]
-            return cls(**(values | {"crowded": Crowded(*values["crowded"])}))
+            return cls(**values)
         except (TypeError, KeyError, json.JSONDecodeError) as error:
             raise ValueError(
                 f"measurements must be those of pykern.tune, got {error!r}. If another version of "

@@ -142,7 +142,7 @@ class ProposalSearch:
         """Simulates a step with microbatches of `rows` rows."""
         speeds = self._speeds(rows)
         if plan.num_devices > len(speeds) or set(speeds) != {1.0}:
-            return simulate_shared(plan, costs, speeds, self._measured.crowded)
+            return simulate_shared(plan, costs, speeds)
         return simulate(plan, costs)
 
     def _rows_of(self, shares: Shares) -> float:

@@ -5,34 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from statistics import linear_regression, mean, median
-from typing import NamedTuple
+from statistics import median
 
 from ..plan import Action, Costs, Kind, Plan, Span, Timeline
 from ..plan.costs import TIME_OF, by_stage
 from ..plan.inputs import inputs
 
 
-class Crowded(NamedTuple):
-    """The time that an action loses where there are more devices than cores.
-
-    Threads that share cores leave them and come back, and find there what others have left.
-
-    Attributes:
-        ns: the time that each action loses, in nanoseconds.
-        share: the further share of its time that it loses, as longer ones are left more often.
-    """
-
-    ns: float = 0.0
-    share: float = 0.0
-
-
-NOTHING = Crowded()
-
-
-def simulate_shared(
-    plan: Plan, costs: Costs, speeds: Sequence[float], crowded: Crowded = NOTHING
-) -> Timeline:
+def simulate_shared(plan: Plan, costs: Costs, speeds: Sequence[float]) -> Timeline:
     """The timeline of a step on devices that slow each other down.
 
     More devices than speeds share the cores of the last one evenly, as threads do. With a speed of
@@ -42,10 +22,8 @@ def simulate_shared(
         plan: a plan without overlapped pairs and U.
         costs: the costs of its stages; a hand-over takes `transfer_ns`.
         speeds: the speed of a device while one, two, ... devices compute; the costs are at speed 1.
-        crowded: what actions lose where devices are more than speeds.
     """
-    lost = crowded if plan.num_devices > len(speeds) else NOTHING
-    return _Shared(plan, costs, speeds, lost).run()
+    return _Shared(plan, costs, speeds).run()
 
 
 class _Shared:
@@ -55,9 +33,9 @@ class _Shared:
     would have had since the step began: an action ends when that clock has moved by its time.
     """
 
-    def __init__(self, plan: Plan, costs: Costs, speeds: Sequence[float], lost: Crowded) -> None:
+    def __init__(self, plan: Plan, costs: Costs, speeds: Sequence[float]) -> None:
         self._plan, self._speeds, self._hop = plan, speeds, costs.transfer_ns
-        self._times = _times(plan, costs, lost)
+        self._times = _times(plan, costs)
         self._actions = {action for row in plan.rows for action in row}
         self._next = [0] * plan.num_devices
         self._ends: dict[Action, float] = {}
@@ -172,14 +150,6 @@ def lost_ns(timeline: Timeline, work_ns: float, speeds: Sequence[float]) -> floa
     return (done - work_ns) / sum(len(row) for row in timeline.rows)
 
 
-def crowded_by(actions: Sequence[tuple[float, float]]) -> Crowded:
-    """The losses of actions, from pairs of the time of an action and the time that it has lost."""
-    if len({time for time, _ in actions}) < 2:
-        return Crowded(max(mean(lost for _, lost in actions), 0.0))
-    share, ns = linear_regression(*zip(*actions, strict=True))
-    return Crowded(max(ns, 0.0), max(share, 0.0))
-
-
 def _by_number(timeline: Timeline) -> dict[int, float]:
     """The time during which one, two, ... devices compute, in nanoseconds."""
     spans = [span for row in timeline.rows for span in row]
@@ -193,10 +163,10 @@ def _by_number(timeline: Timeline) -> dict[int, float]:
     return found
 
 
-def _times(plan: Plan, costs: Costs, lost: Crowded) -> dict[tuple[Kind, int], float]:
+def _times(plan: Plan, costs: Costs) -> dict[tuple[Kind, int], float]:
     """By kind and stage, the time that a device is busy with an action."""
     return {
-        (kind, stage): costs.overhead_ns + lost.ns + ns * (1 + lost.share)
+        (kind, stage): costs.overhead_ns + ns
         for kind in TIME_OF
         for stage, ns in enumerate(by_stage(costs, kind, plan.num_stages))
     }

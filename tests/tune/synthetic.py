@@ -4,7 +4,6 @@ from typing import Any
 
 from pykern.tuning.held import FORMS, LEVELS, kinds_of
 from pykern.tuning.measurements import Measurements
-from pykern.tuning.shared_cores import Crowded
 
 
 def measurements(times: list[float], **changes: Any) -> Measurements:
@@ -47,6 +46,6 @@ def measurements(times: list[float], **changes: Any) -> Measurements:
         "replica_ns": 0.0,
         "cores": 2,
         "speeds": ((1.0, 1.0),) * len(sizes),
-        "crowded": Crowded(),
+        "crowded_ns": 0.0,
     }
     return Measurements(**(values | changes))

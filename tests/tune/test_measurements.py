@@ -15,10 +15,9 @@ from pykern.schedules import one_f_one_b, zb_h1
 from pykern.tuning.asked import Asked
 from pykern.tuning.by_unit import by_unit, even_spans
 from pykern.tuning.gaps import gaps
-from pykern.tuning.measure import _action_ns, that_fit
+from pykern.tuning.measure import _action_ns, _usual, that_fit
 from pykern.tuning.measurements import Measurements
 from pykern.tuning.rounds import Rounds
-from pykern.tuning.shared_cores import Crowded
 
 from .synthetic import measurements
 
@@ -36,6 +35,15 @@ def test_an_action_is_paid_for_once_in_a_stage() -> None:
         SPANS, 1
     )
     assert costs.forward_ns == [10.0, 46.0]
+
+
+def test_on_shared_cores_an_action_loses_time_and_so_does_each_of_its_units() -> None:
+    costs = measurements([10.0, 20.0, 30.0], crowded_ns=1.0).costs(SPANS, 1)
+    assert costs.forward_ns == [12.0, 53.0]
+    assert costs.backward_ns == [22.0, 103.0]
+    # A first stage of one unit.
+    assert costs.input_ns == [12.0, 53.0]
+    assert costs.weight_ns == [22.0, 53.0]
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
@@ -61,10 +69,8 @@ def test_costs_are_on_the_line_through_two_sizes(rows: int) -> None:
 
 
 def test_measurements_are_read_as_they_were_written() -> None:
-    found = measurements([10.0, 20.0], crowded=Crowded(5.0, 0.1))
-    again = Measurements.from_json(found.to_json())
-    assert again == found
-    assert again.crowded.share == 0.1
+    found = measurements([10.0, 20.0], crowded_ns=5.0)
+    assert Measurements.from_json(found.to_json()) == found
 
 
 def rounds(plan: Plan, forward_ns: list[list[float]]) -> Rounds:
@@ -91,12 +97,10 @@ def test_other_files_are_refused(text: str) -> None:
         Measurements.from_json(text)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"crowded": 5.0}, {"crowded": [1.0, 2.0, 3.0]}, {"crowded_ns": 5.0}]
-)
+@pytest.mark.parametrize("changes", [{"crowded": [1.0, 2.0]}, {}])
 def test_files_of_another_version_are_refused(changes: dict[str, Any]) -> None:
     content = json.loads(measurements([10.0]).to_json())
-    del content["crowded"]
+    del content["crowded_ns"]
     with pytest.raises(ValueError, match=r"those of pykern\.tune, got .*delete it"):
         Measurements.from_json(json.dumps(content | changes))
 
@@ -163,3 +167,9 @@ def test_a_hand_over_takes_no_time_less_than_none(
 
 def test_hand_overs_are_those_of_the_size() -> None:
     assert measurements([1.0], handover_ns=(10.0, 40.0)).handed_ns(2) == pytest.approx(20.0)
+
+
+def test_a_hand_over_takes_its_usual_time() -> None:
+    assert _usual([10.0] * 8 + [20.0, 1000.0]) == pytest.approx(100 / 9)
+    assert _usual([7.0]) == 7.0
+    assert _usual([]) == 0.0

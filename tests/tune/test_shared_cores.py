@@ -3,16 +3,10 @@
 import pytest
 
 from pykern.plan import Costs, Plan, Timeline, simulate
+from pykern.plan.costs import changed
 from pykern.plan.shares import Shares
-from pykern.profiling.stage_costs import mapped
 from pykern.schedules import by_name
-from pykern.tuning.shared_cores import (
-    Crowded,
-    crowded_by,
-    lost_ns,
-    simulate_shared,
-    speeds_seen,
-)
+from pykern.tuning.shared_cores import lost_ns, simulate_shared, speeds_seen
 
 PLANS = {
     "one_f_one_b": by_name["one_f_one_b"](4, 8),
@@ -87,29 +81,14 @@ def test_a_step_that_was_held_up_gives_no_impossible_speed() -> None:
     assert speeds_seen([slow], [20.0], [1.0]) == pytest.approx([1.0, 0.5])
 
 
+@pytest.mark.parametrize("lost", [0.0, 0.25])
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_what_actions_take_on_crowded_cores_is_found_from_timelines(plan: Plan) -> None:
-    """Steps that were simulated with some losses give them back."""
-    speeds, long = [1.2, 1.0], mapped(costs(plan), plan.num_stages, lambda _, __, ns: 3 * ns)
-    for given in (Crowded(), Crowded(0.25), Crowded(0.25, 0.1), Crowded(0.0, 0.1)):
-        actions = []
-        for of_size in (costs(plan), long):
-            alone = simulate(plan, of_size)
-            work = sum(alone.busy_ns(device) for device in range(plan.num_devices))
-            lost = lost_ns(simulate_shared(plan, of_size, speeds, given), work, speeds)
-            # The time between two actions has no part in what an action loses for its length.
-            actions.append((work / plan.num_actions - of_size.overhead_ns, lost))
-        assert crowded_by(actions) == pytest.approx(given, abs=1e-9)
-
-
-def test_actions_lose_no_negative_time() -> None:
-    assert crowded_by([(1.0, -0.5), (2.0, -0.6)]) == (0.0, 0.0)
-    assert crowded_by([(1.0, 0.5)]) == (0.5, 0.0)
-
-
-def test_actions_on_cores_of_their_own_take_nothing_more() -> None:
-    plan = PLANS["one_f_one_b"]
-    alone, beside = (
-        simulate_shared(plan, costs(plan), [1.0] * 4, ns) for ns in (Crowded(), Crowded(0.25, 0.1))
-    )
-    assert alone.makespan_ns == beside.makespan_ns
+def test_what_actions_lose_on_crowded_cores_is_found_from_timelines(
+    plan: Plan, lost: float
+) -> None:
+    """A step that was simulated with a loss gives it back."""
+    speeds, of_plan = [1.2, 1.0], costs(plan)
+    work = sum(simulate(plan, of_plan).busy_ns(device) for device in range(plan.num_devices))
+    slower = changed(of_plan, overhead_ns=of_plan.overhead_ns + lost)
+    found = lost_ns(simulate_shared(plan, slower, speeds), work, speeds)
+    assert found == pytest.approx(lost, abs=1e-9)
