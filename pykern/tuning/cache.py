@@ -8,7 +8,8 @@ from pathlib import Path
 from ..plan.files import read_text, write_text
 from ..replacing import require_folder
 from .asked import Asked
-from .measure import measure, sizes_to_measure, weights_of
+from .held import levels_for, levels_in
+from .measure import bytes_held, measure, sizes_to_measure, weights_of
 from .measurements import Measurements
 from .progress import Tell
 
@@ -33,7 +34,12 @@ def measured_once(asked: Asked, path: Path | None, tell: Tell) -> Measurements:
                 "which has other measurements. Name another file"
             )
         # The optimizer may be another, which changes no time.
-        return replace(found, weights=weights_of(asked))
+        found = replace(found, weights=weights_of(asked))
+        if not set(levels_for(asked)) <= set(levels_in(found)):
+            # No memory was given before.
+            found = replace(found, sizes=bytes_held(asked, found.rows))
+            write_text(path, found.to_json())
+        return found
     require_folder("resume", path)
     measured = measure(asked, tell)
     write_text(path, measured.to_json())

@@ -18,7 +18,7 @@ from ..runtime.stage.stage import Stage
 from ..trace.routes import everywhere
 from .asked import Asked
 from .by_unit import even_spans
-from .measurements import Table
+from .measurements import Measurements, Table
 
 LEVELS: tuple[Level, ...] = ("ops", "layer", "stage")
 # Backwards in one action, and in two.
@@ -30,6 +30,16 @@ def kinds_of(form: str) -> tuple[Kind, ...]:
     return (Kind.F, Kind.R, *FORMS[form])
 
 
+def levels_for(asked: Asked) -> tuple[Level, ...]:
+    """The recompute levels of plans: without a limit of memory, nothing is recomputed."""
+    return LEVELS if asked.site.memory is not None else LEVELS[:1]
+
+
+def levels_in(measured: Measurements) -> tuple[Level, ...]:
+    """The levels whose bytes are known."""
+    return tuple(level for level in LEVELS if f"B {level} F own" in measured.sizes)
+
+
 def held(asked: Asked, sizes: Sequence[int]) -> dict[str, Table]:
     """The tables of `Measurements.sizes`.
 
@@ -38,7 +48,7 @@ def held(asked: Asked, sizes: Sequence[int]) -> dict[str, Table]:
     found = []
     for size in sizes[:2]:
         try:
-            found.append(_of_size(asked, size))
+            found.append(_of_size(asked, size, levels_for(asked)))
         except BaseException as error:
             rows = counted(size, "row")
             add_note(error, f"raised for a microbatch of {rows}; tune begins with 1")
@@ -64,19 +74,19 @@ def _for_all(sizes: Sequence[int], values: Sequence[tuple[float, ...]]) -> Table
     )
 
 
-def _of_size(asked: Asked, size: int) -> dict[str, tuple[float, ...]]:
+def _of_size(asked: Asked, size: int, levels: Sequence[Level]) -> dict[str, tuple[float, ...]]:
     num_units = len(asked.units.names)
     found: dict[str, tuple[float, ...]] = {}
     for form in FORMS:
-        units = _costs(asked, size, even_spans(num_units, num_units), form)
+        units = _costs(asked, size, even_spans(num_units, num_units), form, levels)
         # A unit has a neighbour on either side, so every second pair is measured at once.
         pairs = {
             span.start: costs
             for first in (0, 1)
-            for span, costs in _in_pairs(asked, size, first, form)
+            for span, costs in _in_pairs(asked, size, first, form, levels)
         }
         found["handed"] = tuple(of_unit.handed_bytes for of_unit in units)
-        for level in LEVELS:
+        for level in levels:
             alone = [_at(of_unit, level) for of_unit in units]
             together = {unit: _at(costs, level) for unit, costs in pairs.items()}
             for kind in kinds_of(form):
@@ -113,18 +123,22 @@ def _of_kind(
     return found
 
 
-def _in_pairs(asked: Asked, size: int, first: int, form: str) -> list[tuple[range, StageCosts]]:
+def _in_pairs(
+    asked: Asked, size: int, first: int, form: str, levels: Sequence[Level]
+) -> list[tuple[range, StageCosts]]:
     """The stages of two units, the first of which begins with unit 0 or 1."""
     num_units = len(asked.units.names)
     starts = [*range(first), *range(first, num_units, 2), num_units]
     spans = [range(start, stop) for start, stop in pairwise(starts)]
     if all(len(span) == 1 for span in spans):
         return []
-    costs = _costs(asked, size, spans, form)
+    costs = _costs(asked, size, spans, form, levels)
     return [pair for pair in zip(spans, costs, strict=True) if len(pair[0]) > 1]
 
 
-def _costs(asked: Asked, size: int, spans: Sequence[range], form: str) -> list[StageCosts]:
+def _costs(
+    asked: Asked, size: int, spans: Sequence[range], form: str, levels: Sequence[Level]
+) -> list[StageCosts]:
     """The bytes that stages of these units hold at each level, for a microbatch of `size` rows."""
     units, homes = asked.units, [torch.device("cpu")] * len(spans)
     (args, kwargs), target = asked.batch(size)
@@ -139,7 +153,7 @@ def _costs(asked: Asked, size: int, spans: Sequence[range], form: str) -> list[S
     (first,) = units.chain.enter([(args, kwargs)])
     assert first is not None
     losses = Losses.of_one(asked.loss_fn, target, in_one_memory=not asked.gpus)
-    return measure_levels(stages, first[0], losses, LEVELS, split=len(FORMS[form]) > 1, timed=False)
+    return measure_levels(stages, first[0], losses, levels, split=len(FORMS[form]) > 1, timed=False)
 
 
 def _at(costs: StageCosts, level: str) -> HeldBytes:

@@ -40,7 +40,7 @@ _SCHEDULES = {"FB": "one_f_one_b", "IW": "zb_h1", "": "one_f_one_b"}
 def measure(asked: Asked, tell: Tell) -> Measurements:
     """Measures the time that the units of the model take and the bytes that they hold."""
     sizes, weights = sizes_to_measure(asked), weights_of(asked)
-    held = _held(asked, sizes)
+    held = bytes_held(asked, sizes)
     sizes = sizes[: that_fit(asked, held["B ops F own"], weights)]
     beside = overheads(asked.names[: asked.num_cores])
     with ExitStack() as opened:
@@ -206,7 +206,7 @@ def _of_replicas(asked: Asked, beside: Overheads) -> tuple[tuple[float, ...], fl
     return tuple(map(median, reduce_ns)), max(median(outside) - alone, 0.0)
 
 
-def _held(asked: Asked, sizes: Sequence[int]) -> dict[str, Table]:
+def bytes_held(asked: Asked, sizes: Sequence[int]) -> dict[str, Table]:
     """The tables of `Measurements.sizes`, for GPUs without using them."""
     if not asked.gpus:
         return held_bytes(asked, sizes)

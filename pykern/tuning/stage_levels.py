@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..budget.level_costs import HeldBytes, LevelCost, Rebuilt, StageCosts
 from ..plan import Costs, Kind
 from ..plan.costs import by_stage
-from .held import LEVELS, kinds_of
+from .held import kinds_of, levels_in
 from .measurements import Measurements
 
 # The bytes of a span of units by level, with other units in the place of other stages.
@@ -27,6 +27,7 @@ class StageLevels:
 
     def __init__(self, measured: Measurements) -> None:
         self._measured = measured
+        self._levels = levels_in(measured)
         # A search asks for the same spans many times.
         self._units: dict[tuple[str, float], dict[str, _Units]] = {}
         self._spans: dict[tuple[str, float, range], _OfSpan] = {}
@@ -59,13 +60,13 @@ class StageLevels:
         if known is None:
             if (form, rows) not in self._units:
                 self._units[form, rows] = {
-                    level: _Units(self._measured, rows, form, level) for level in LEVELS
+                    level: _Units(self._measured, rows, form, level) for level in self._levels
                 }
             units = self._units[form, rows]
-            known = {level: units[level].of(span) for level in LEVELS}
+            known = {level: units[level].of(span) for level in self._levels}
             if form == "IW" and span.start == 0:
                 whole = self._of_span("B", rows, span)
-                known = {level: _first(level, known[level], whole[level]) for level in LEVELS}
+                known = {level: _first(level, known[level], whole[level]) for level in known}
             self._spans[form, rows, span] = known
         return known
 
@@ -158,7 +159,8 @@ def _costs(
         {"ops": LevelCost(forward, backward, kept, left, share, ops)},
         {
             level: Rebuilt(forward, own[Kind.F], own[Kind.F] + own[Kind.R], held=held[level])
-            for level in LEVELS[1:]
+            for level in held
+            if level != "ops"
             for own in [held[level].own]
         },
         workspace_bytes=max(max(one.beside.values()) for one in held.values()),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -16,13 +17,16 @@ from ..tensors.trees import Call
 from .asked import Asked
 from .proposal import Proposal
 
-# Rounds that warm up, the fewest and the most that count.
-WARMUPS, FEWEST, MOST = 1, 6, 30
+# The fewest and the most rounds, and the steps that count when it is a proposal's turn.
+FEWEST, MOST, STEPS = 4, 16, 2
 # Two medians closer than this share of them are the same.
 SAME = 0.01
 # A proposal whose medians are farther than this from the least ones takes part no longer.
 NEAR = 0.05
 _HALVES = slice(0, None, 2), slice(1, None, 2)
+
+# The times of one proposal in each round, in nanoseconds.
+Turns = Sequence[Sequence[float]]
 
 
 def run_in_turn(
@@ -30,14 +34,14 @@ def run_in_turn(
 ) -> Iterator[list[Proposal]]:
     """Runs steps of all proposals, on CPU workers in turn.
 
-    So a slow moment of the machine is everyone's. Each runs two steps, of which the second counts.
-    On GPUs one pipeline runs after another, since the layers of a model are on one device each at a
-    time. A proposal is left out if it needs more memory than a GPU has after all.
+    So a slow moment of the machine is everyone's. When it is its turn, each runs three steps, of
+    which two count. On GPUs one pipeline runs after another, since the layers of a model are on one
+    device each at a time. A proposal is left out if it needs more memory than a GPU has after all.
 
     Yields:
-        After each round that counts, the proposals with the medians so far, the fastest first, and
-        those that have not run. Rounds end when both halves of them agree which is the fastest;
-        proposals that neither half has near the fastest leave before.
+        After each round, the proposals with the medians so far, the fastest first, and those that
+        have not run. Rounds end when both halves of them agree which is the fastest; proposals that
+        neither half has near the fastest leave before.
 
     Raises:
         torch.OutOfMemoryError: the GPUs have too little memory for every proposal.
@@ -61,26 +65,24 @@ def run_in_turn(
 def _run(asked: Asked, proposals: Sequence[Proposal]) -> Iterator[tuple[float, list[Proposal]]]:
     """Runs steps of some proposals in turn; yields how far this is, with the proposals so far."""
     batch = asked.batch(asked.rows)
-    times: list[list[int]] = [[] for _ in proposals]
+    turns: list[list[list[int]]] = [[] for _ in proposals]
     with ExitStack() as opened:
         pipes = [
             opened.enter_context(asked.pipeline(one.plan, one.spans, recompute=one.levels))
             for one in proposals
         ]
         racing: Sequence[int] = range(len(pipes))
-        for number in range(WARMUPS + MOST):
+        for number in range(1, MOST + 1):
             for each in racing:
                 # The first finds in the caches what another pipeline has left there.
-                _step_ns(asked, pipes[each], batch)
-                taken = _step_ns(asked, pipes[each], batch)
-                if number >= WARMUPS:
-                    times[each].append(taken)
-            if number >= WARMUPS:
-                yield (number + 1) / (WARMUPS + MOST), ranked(proposals, times)
-            if number + 1 >= WARMUPS + FEWEST:
-                if is_settled([times[each] for each in racing]):
-                    return
-                racing = in_the_race(times)
+                _, *taken = (_step_ns(asked, pipes[each], batch) for _ in range(1 + STEPS))
+                turns[each].append(taken)
+            yield number / MOST, ranked(proposals, turns)
+            if number > 1:
+                # From the second round on, both halves have one.
+                racing = in_the_race(turns)
+            if number >= FEWEST and is_settled([turns[each] for each in racing]):
+                return
 
 
 def _step_ns(asked: Asked, pipe: Pipeline, batch: tuple[Call, Any]) -> int:
@@ -92,22 +94,22 @@ def _step_ns(asked: Asked, pipe: Pipeline, batch: tuple[Call, Any]) -> int:
     return time.perf_counter_ns() - start
 
 
-def ranked(proposals: Sequence[Proposal], times: Sequence[Sequence[int]]) -> list[Proposal]:
+def ranked(proposals: Sequence[Proposal], turns: Sequence[Turns]) -> list[Proposal]:
     """The proposals with their median times, the fastest first.
 
     Those that ran in more rounds come before the others, which were slower.
     """
-    pairs = zip(proposals, times, strict=True)
-    measured = [(len(of), replace(one, measured_ns=float(median(of)))) for one, of in pairs]
+    pairs = zip(proposals, turns, strict=True)
+    measured = [(len(of), replace(one, measured_ns=_median(of))) for one, of in pairs]
     measured.sort(key=lambda pair: (-pair[0], _measured_ns(pair[1])))
     return [one for _, one in measured]
 
 
-def in_the_race(times: Sequence[Sequence[int]]) -> list[int]:
+def in_the_race(turns: Sequence[Turns]) -> list[int]:
     """Those that ran in all rounds and are near the fastest in every other one or in the rest."""
-    most = max(map(len, times))
-    now = [number for number, of in enumerate(times) if len(of) == most]
-    near = [_least([times[number] for number in now], half, NEAR) for half in _HALVES]
+    most = max(map(len, turns))
+    now = [number for number, of in enumerate(turns) if len(of) == most]
+    near = [_least([turns[number] for number in now], half, NEAR) for half in _HALVES]
     return [now[place] for place in sorted(set.union(*near))]
 
 
@@ -115,13 +117,17 @@ def _measured_ns(proposal: Proposal) -> float:
     return proposal.measured_ns or 0.0
 
 
-def is_settled(times: Sequence[Sequence[int]]) -> bool:
+def is_settled(turns: Sequence[Turns]) -> bool:
     """Whether every other round and the rest have the same fastest, or as good as the same."""
-    one, other = (_least(times, half, SAME) for half in _HALVES)
+    one, other = (_least(turns, half, SAME) for half in _HALVES)
     return not one.isdisjoint(other)
 
 
-def _least(times: Sequence[Sequence[int]], half: slice, within: float) -> set[int]:
+def _least(turns: Sequence[Turns], half: slice, within: float) -> set[int]:
     """Those whose median of some rounds is within a share of the least one."""
-    medians = [median(of[half]) for of in times]
+    medians = [_median(of[half]) for of in turns]
     return {i for i, value in enumerate(medians) if value <= min(medians) * (1 + within)}
+
+
+def _median(turns: Turns) -> float:
+    return float(median(chain.from_iterable(turns)))

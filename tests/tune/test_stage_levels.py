@@ -22,6 +22,8 @@ from pykern.tuning.stage_levels import StageLevels
 from .synthetic import measurements
 
 ROWS, WIDTH = 8, 8
+# Enough for anything; without a limit, recompute levels are not measured.
+MEMORY = 2**30
 COSTS = Costs(1.0, 1.0, input_ns=1.0, weight_ns=1.0)
 
 
@@ -46,11 +48,12 @@ def asked_of(name: str) -> Asked:
     if name == "gpt":
         ids = torch.randint(256, (ROWS, 9))
         layers = gpt(layers=3, width=16, heads=4, context=8)
-        return Asked(layers, ids[:, :-1], next_token_loss, "cpu:2", ids[:, 1:])
+        return Asked(layers, ids[:, :-1], next_token_loss, "cpu:2", ids[:, 1:], memory=MEMORY)
     if name == "skips":
-        return Asked(Skipping(), x, F.mse_loss, "cpu:2", x)
+        return Asked(Skipping(), x, F.mse_loss, "cpu:2", x, memory=MEMORY)
     parts = [part for _ in range(3) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-    return Asked(nn.Sequential(*parts, nn.Linear(WIDTH, WIDTH)), x, F.mse_loss, "cpu:2", x)
+    layers = nn.Sequential(*parts, nn.Linear(WIDTH, WIDTH))
+    return Asked(layers, x, F.mse_loss, "cpu:2", x, memory=MEMORY)
 
 
 @pytest.fixture(scope="module", params=["mlp", "gpt", "skips"])

@@ -16,7 +16,9 @@ from pykern import _C
 from pykern.search import search
 from pykern.tuning import cache, measure, overheads, run, trial, weigh
 from pykern.tuning.asked import Asked
+from pykern.tuning.held import LEVELS, levels_in
 from pykern.tuning.held import held as held_bytes
+from pykern.tuning.measurements import Measurements
 from pykern.tuning.proposal import Proposal
 from pykern.tuning.search import ProposalSearch
 
@@ -239,6 +241,18 @@ def test_measurements_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             tuned(other, resume=path, **more)
 
 
+def test_levels_are_measured_where_memory_is_limited(tmp_path: Path) -> None:
+    model, path = mlp(), tmp_path / "measured.json"
+    unlimited = tuned(model, resume=path).measured
+    assert levels_in(unlimited) == ("ops",)
+    limited = tuned(model, resume=path, memory=2**30).measured
+    assert levels_in(limited) == LEVELS
+    assert limited.times_ns == unlimited.times_ns
+    # They are in the file from then on, and of use to a call without a limit.
+    assert Measurements.from_json(path.read_text()) == limited
+    assert tuned(model, resume=path).measured == limited
+
+
 def test_resumed_measurements_have_the_state_of_another_optimizer(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     plain = sum(tuned(mlp(), resume=path).measured.weights)
@@ -316,10 +330,3 @@ def test_other_files_are_refused(content: bytes, message: str, tmp_path: Path) -
 def test_devices_are_needed_without_a_file() -> None:
     with pytest.raises(TypeError, match="devices must be given, got None"):
         pykern.Pipeline(mlp(), microbatches=2)
-
-
-def test_halves_of_rounds_have_to_agree() -> None:
-    assert trial.is_settled([[10, 10, 10, 10], [20, 20, 20, 20]])
-    assert not trial.is_settled([[10, 20, 10, 20], [20, 10, 20, 10]])
-    # Half a per cent apart is the same.
-    assert trial.is_settled([[1000, 1005, 1000, 1005], [1005, 1000, 1005, 1000]])
