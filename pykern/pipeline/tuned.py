@@ -78,6 +78,7 @@ class Tuned:
         try:
             content = read_json(read_text(Path(path)))
             require_object("the file", content, FORMAT, VERSION, _KEYS)
+            _require_values(content)
             plan, _ = from_json(json.dumps(content["plan"]))
         except ValueError as error:
             raise ValueError(
@@ -117,6 +118,32 @@ def with_tuned(
         "split_at": found.split_at,
         "recompute": found.recompute,
     }
+
+
+def _require_values(content: Mapping[str, Any]) -> None:
+    """Raises ValueError for a value that no choice has."""
+    rules = {
+        "num_layers": ("a whole number", type(content["num_layers"]) is int),
+        "devices": ("a list of names", _are_names(content["devices"])),
+        "split_at": ("a list of names", _are_names(content["split_at"])),
+        "recompute": ("null or, by stage, a list of levels", _are_levels(content["recompute"])),
+    }
+    for name, (rule, holds) in rules.items():
+        if not holds:
+            got = json.dumps(content[name])[:80]
+            raise ValueError(f"{name} must be {rule}, got {got}. Save the choice again")
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _are_levels(value: Any) -> bool:
+    if value is None:
+        return True
+    if not (isinstance(value, list) and all(isinstance(of_stage, list) for of_stage in value)):
+        return False
+    return all(level is None or isinstance(level, str) for of_stage in value for level in of_stage)
 
 
 def _require_fits(

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from .errors import CutError
 from .routes import BATCH, Direct, Routes, everywhere
 from .tape import Instruction, Tape
-from .values import Build, Here, builder, refs_in
+from .values import Here, Ref, builder, refs_in
 
 # By number.
 Values = dict[int, Any]
@@ -21,6 +21,8 @@ Values = dict[int, Any]
 Farther = Sequence[tuple[int, Sequence[int]]]
 # Gives values, and what a segment holds.
 HereOf = Callable[[Values], Here]
+# Gives what the model returns.
+Output = Callable[[Values, HereOf], Any]
 
 
 class Environment:
@@ -84,7 +86,7 @@ class Piece:
         needed: set[int],
         returned: set[int],
         copied: Sequence[int],
-        output: Build | None,
+        output: Output | None,
     ) -> None:
         self.output = output
         self._copied = copied
@@ -118,6 +120,15 @@ class Piece:
                     instruction.take(returned, values)
             for number in dead:
                 values.pop(number, None)
+
+
+def _output_of(tape: Tape) -> Output:
+    """A function that gives what the model returns: mostly one tensor, which is a value."""
+    if isinstance(tape.output, Ref):
+        number = tape.output.number
+        return lambda values, _: values[number]
+    build = builder(tape.output)
+    return lambda values, here_of: build(here_of(values))
 
 
 class CutTape:
@@ -212,7 +223,7 @@ class CutTape:
     def _cut(self, routes: Routes) -> Iterator[Piece]:
         """The pieces, last first."""
         needed: set[int] = set()
-        output: Build | None = builder(self.tape.output)
+        output: Output | None = _output_of(self.tape)
         wanted = set(refs_in(self.tape.output))
         stage = self._stage_of[-1]
         for piece, inside in reversed(list(enumerate(self._pieces))):

@@ -108,7 +108,7 @@ def run(parts: Sequence[Runnable], env: Environment) -> Any:
         pieces[index].run(values, here_of, modules)
     index, here_of, _ = parts[-1]
     output = pieces[index].output
-    return env if output is None else output(here_of(values))
+    return env if output is None else output(values, here_of)
 
 
 def _is_same(then: tuple[Tensor, int] | None, now: tuple[Tensor, int]) -> bool:

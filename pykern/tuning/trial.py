@@ -18,7 +18,9 @@ from .asked import Asked
 from .proposal import Proposal
 
 # The fewest and the most rounds, and the steps that count when it is a proposal's turn.
-FEWEST, MOST, STEPS = 4, 16, 2
+FEWEST, MOST, STEPS = 6, 16, 2
+# The first round after which a proposal may leave.
+LEAVES = 3
 # Two medians closer than this share of them are the same.
 SAME = 0.01
 # A proposal whose medians are farther than this from the least ones takes part no longer.
@@ -78,8 +80,7 @@ def _run(asked: Asked, proposals: Sequence[Proposal]) -> Iterator[tuple[float, l
                 _, *taken = (_step_ns(asked, pipes[each], batch) for _ in range(1 + STEPS))
                 turns[each].append(taken)
             yield number / MOST, ranked(proposals, turns)
-            if number > 1:
-                # From the second round on, both halves have one.
+            if number >= LEAVES:
                 racing = in_the_race(turns)
             if number >= FEWEST and is_settled([turns[each] for each in racing]):
                 return

@@ -1,5 +1,6 @@
 """`pykern.tune` and `Pipeline(tuned=...)`, with few rounds, whatever is measured in them."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -325,6 +326,33 @@ def test_other_files_are_refused(content: bytes, message: str, tmp_path: Path) -
         pykern.Pipeline(mlp(), tuned=path)
     with pytest.raises(ValueError, match=r"measurements must be those of|must be ASCII, got"):
         tuned(mlp(), resume=path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("num_layers", "4", r'num_layers must be a whole number, got "4"'),
+        ("devices", 2, "devices must be a list of names, got 2"),
+        # `split_at=None` would cut the model in another place.
+        ("split_at", None, "split_at must be a list of names, got null"),
+        ("split_at", [2], r"split_at must be a list of names, got \[2\]"),
+        (
+            "recompute",
+            "layer",
+            'recompute must be null or, by stage, a list of levels, got "layer"',
+        ),
+        ("recompute", [["layer", 1]], "recompute must be null or"),
+    ],
+)
+@pytest.mark.usefixtures("injected")
+def test_values_that_no_choice_has_are_refused(
+    name: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    tuned(mlp()).save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(ValueError, match=rf"tuned must be a file that .*plan\.json.*{message}"):
+        pykern.Pipeline(mlp(), tuned=path, loss_fn=F.mse_loss)
 
 
 def test_devices_are_needed_without_a_file() -> None:

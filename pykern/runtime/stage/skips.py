@@ -109,25 +109,6 @@ class Parcels:
                 self.sent.setdefault(microbatch, []).append(parcel)
         return ends
 
-    def open(self, microbatch: int, values: Values, transport: Transport) -> list[Tensor]:
-        """F takes the parcels that have come into its values; returns those that get a gradient."""
-        leaves: list[Tensor] = []
-        for parcel in self.come.pop(microbatch):
-            if parcel.sender == BATCH:
-                values |= parcel.values
-                continue
-            taken = transport.arrive(list(parcel.values.values()))
-            values |= zip(parcel.values, taken, strict=True)
-            parcel.values = {}
-            before = len(leaves)
-            for value in taken:
-                if value.requires_grad:
-                    leaves.append(value)
-            if len(leaves) > before:
-                parcel.leaves = leaves[before:]
-                self.opened.setdefault(microbatch, []).append(parcel)
-        return leaves
-
     def answer(
         self, microbatch: int, gradients: Sequence[Tensor | None], transport: Transport
     ) -> Sequence[Tensor | None]:
@@ -135,7 +116,7 @@ class Parcels:
 
         Args:
             microbatch: its number.
-            gradients: of the values from the previous stage, then of the values of `open`.
+            gradients: of the values from the previous stage, then of those of opened parcels.
             transport: of the stage.
 
         Returns:
@@ -159,6 +140,21 @@ class Parcels:
 
 
 def open_parcels(stage: Stage, microbatch: int, env: Environment) -> None:
-    """Adds values from farther stages, whose gradients the stage's B will send back."""
-    leaves = stage.parcels.open(microbatch, env.values, stage.transport)
-    stage.leaves[microbatch] = (*stage.leaves[microbatch], *leaves)
+    """F takes the parcels that have come into its values; its B will answer them."""
+    parcels, values = stage.parcels, env.values
+    leaves = [*stage.leaves[microbatch]]
+    for parcel in parcels.come.pop(microbatch):
+        if parcel.sender == BATCH:
+            values |= parcel.values
+            continue
+        taken = stage.transport.arrive(list(parcel.values.values()))
+        values |= zip(parcel.values, taken, strict=True)
+        parcel.values = {}
+        before = len(leaves)
+        for value in taken:
+            if value.requires_grad:
+                leaves.append(value)
+        if len(leaves) > before:
+            parcel.leaves = leaves[before:]
+            parcels.opened.setdefault(microbatch, []).append(parcel)
+    stage.leaves[microbatch] = leaves
