@@ -40,7 +40,7 @@ class Choice:
     Attributes:
         asked: the model, batches and devices.
         measured: the measurements of the model.
-        proposals: the proposals that were run, by measured time, then the rest by predicted time.
+        proposals: the ones that were run, the best first, then the rest by predicted time.
         num_simulated: the number of plans that were simulated.
     """
 

@@ -50,22 +50,24 @@ def run_in_turn(
     """
     groups = [[one] for one in proposals] if asked.gpus else [proposals]
     ran: list[Proposal] = []
+    taken: list[Turns] = []
     for number, group in enumerate(groups):
-        now: list[Proposal] = []
+        now: Sequence[Turns] = []
         left = [one for of in groups[number + 1 :] for one in of]
         try:
             for share, now in _run(asked, group):
                 tell((number + share) / len(groups))
-                yield [*sorted([*ran, *now], key=_measured_ns), *left]
+                yield [*ranked([*ran, *group], [*taken, *now]), *left]
         except torch.OutOfMemoryError:
             if not (ran or left):
                 raise
             continue
-        ran += now
+        ran += group
+        taken += now
 
 
-def _run(asked: Asked, proposals: Sequence[Proposal]) -> Iterator[tuple[float, list[Proposal]]]:
-    """Runs steps of some proposals in turn; yields how far this is, with the proposals so far."""
+def _run(asked: Asked, proposals: Sequence[Proposal]) -> Iterator[tuple[float, Sequence[Turns]]]:
+    """Runs steps of some proposals in turn; yields how far this is, with their times so far."""
     batch = asked.batch(asked.rows)
     turns: list[list[list[int]]] = [[] for _ in proposals]
     with ExitStack() as opened:
@@ -79,7 +81,7 @@ def _run(asked: Asked, proposals: Sequence[Proposal]) -> Iterator[tuple[float, l
                 # The first finds in the caches what another pipeline has left there.
                 _, *taken = (_step_ns(asked, pipes[each], batch) for _ in range(1 + STEPS))
                 turns[each].append(taken)
-            yield number / MOST, ranked(proposals, turns)
+            yield number / MOST, turns
             if number >= LEAVES:
                 racing = in_the_race(turns)
             if number >= FEWEST and is_settled([turns[each] for each in racing]):
@@ -98,12 +100,17 @@ def _step_ns(asked: Asked, pipe: Pipeline, batch: tuple[Call, Any]) -> int:
 def ranked(proposals: Sequence[Proposal], turns: Sequence[Turns]) -> list[Proposal]:
     """The proposals with their median times, the fastest first.
 
-    Those that ran in more rounds come before the others, which were slower.
+    Those that ran in more rounds come before the others, which were slower. The one
+    with the fewest actions of those that are as good as the fastest comes first.
     """
     pairs = zip(proposals, turns, strict=True)
     measured = [(len(of), replace(one, measured_ns=_median(of))) for one, of in pairs]
     measured.sort(key=lambda pair: (-pair[0], _measured_ns(pair[1])))
-    return [one for _, one in measured]
+    most, fastest = measured[0]
+    limit = _measured_ns(fastest) * (1 + SAME)
+    same = [one for rounds, one in measured if rounds == most and _measured_ns(one) <= limit]
+    first = min(same, key=lambda one: one.plan.num_actions)
+    return [first, *(one for _, one in measured if one is not first)]
 
 
 def in_the_race(turns: Sequence[Turns]) -> list[int]:

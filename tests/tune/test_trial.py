@@ -1,6 +1,7 @@
 """The proposals that run: on CPU workers in turn, on GPUs one after another."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pykern.schedules import gpipe
+from pykern.schedules import gpipe, zb_h1
 from pykern.tuning import trial
 from pykern.tuning.proposal import Proposal
 
@@ -20,11 +21,11 @@ PROPOSALS = [
 TIMES_NS = {"slow": 20.0, "fast": 10.0}
 
 
-def run(_: Any, proposals: Sequence[Proposal]) -> Iterator[tuple[float, list[Proposal]]]:
+def run(_: Any, proposals: Sequence[Proposal]) -> Iterator[tuple[float, list[trial.Turns]]]:
     [one] = proposals
     if one.schedule not in TIMES_NS:
         raise torch.OutOfMemoryError
-    yield 1.0, [replace(one, measured_ns=TIMES_NS[one.schedule])]
+    yield 1.0, [[[TIMES_NS[one.schedule]]]]
 
 
 @pytest.fixture
@@ -47,6 +48,19 @@ def test_too_little_memory_for_every_proposal_is_an_error(on_gpus: Any) -> None:
         list(trial.run_in_turn(on_gpus, PROPOSALS[1:2], lambda _: None))
 
 
+def run_on_workers(
+    step_ns: Callable[[Any, int, Any], int], monkeypatch: pytest.MonkeyPatch
+) -> list[Proposal]:
+    """The proposals after all rounds, the pipelines of which are numbers, with such steps."""
+    monkeypatch.setattr(trial, "_step_ns", step_ns)
+    pipes = iter(range(len(PROPOSALS)))
+    asked: Any = SimpleNamespace(
+        gpus=[], rows=1, batch=lambda _: None, pipeline=lambda *_, **__: nullcontext(next(pipes))
+    )
+    *_, last = trial.run_in_turn(asked, PROPOSALS, lambda _: None)
+    return last
+
+
 def test_a_proposal_that_is_slow_in_both_halves_runs_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -56,13 +70,8 @@ def test_a_proposal_that_is_slow_in_both_halves_runs_no_more(
         ran.append(pipe)
         return [200, 101, 100][pipe]
 
-    monkeypatch.setattr(trial, "_step_ns", step_ns)
-    pipes = iter(range(3))
-    asked: Any = SimpleNamespace(
-        gpus=[], rows=1, batch=lambda _: None, pipeline=lambda *_, **__: nullcontext(next(pipes))
-    )
-    *_, last = trial.run_in_turn(asked, PROPOSALS, lambda _: None)
-    assert [one.schedule for one in last] == ["fast", "large", "slow"]
+    found = run_on_workers(step_ns, monkeypatch)
+    assert [one.schedule for one in found] == ["fast", "large", "slow"]
     steps = 1 + trial.STEPS
     assert [ran.count(pipe) for pipe in range(3)] == [
         trial.LEAVES * steps,
@@ -101,3 +110,24 @@ def test_proposals_that_are_slow_in_both_halves_leave_the_race() -> None:
 def test_proposals_that_left_the_race_come_last() -> None:
     ranked = trial.ranked(PROPOSALS, turns([5, 5], [9, 9, 9], [8, 8, 8]))
     assert [one.measured_ns for one in ranked] == [8.0, 9.0, 5.0]
+
+
+def test_of_two_that_take_the_same_the_simpler_comes_first() -> None:
+    simple, split = PROPOSALS[0], replace(PROPOSALS[1], plan=zb_h1(1, 2))
+    assert split.plan.num_actions > simple.plan.num_actions
+    order = [split, simple]
+    assert trial.ranked(order, turns([100, 100], [100.9, 100.9]))[0].schedule == "slow"
+    assert trial.ranked(order, turns([100, 100], [101.1, 101.1]))[0].schedule == "large"
+
+
+def test_a_machine_that_slows_down_brings_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proposal that left while the machine was fast has the shortest times, and lost."""
+    now = itertools.count()
+
+    def step_ns(_: Any, pipe: int, __: Any) -> int:
+        slower = 1 if next(now) < 3 * trial.LEAVES * (1 + trial.STEPS) else 2
+        return [110, 101, 100][pipe] * slower
+
+    found = run_on_workers(step_ns, monkeypatch)
+    assert [one.schedule for one in found] == ["fast", "large", "slow"]
+    assert (found[2].measured_ns or 0) < (found[0].measured_ns or 0)
