@@ -78,6 +78,12 @@ void bind_executor(py::module_& module) {
             "rows). acting: the actions that do not end, as ((action, device), seconds, thread), "
             "the longest first. rows: the next action of each row that waits, and the inputs that "
             "have not run.")
+        .def("is_short", &WorkerExecutor::is_short, py::arg("program"),
+             "Whether the next step of a program is for run_short(): one device has all its "
+             "actions, they are expected to take less than 20 ms, and no timeout needs a thread.")
+        .def("run_short", &WorkerExecutor::run_short, py::arg("program"), py::arg("callbacks"),
+             "The same as run() on the calling thread, whose state the actions have anyway. An "
+             "interrupt is the failure of the action that it comes to.")
         .def("feed", &WorkerExecutor::feed, py::arg("program"), py::arg("slot"),
              "Lets the next slot of an endless program go through the stages. The last round of "
              "the slot must be through. Without effect if the program no longer runs.")

@@ -183,7 +183,6 @@ void Callbacks::attach(int worker) noexcept {
     // within the actions never come down to 0, where they would delete the state.
     self.state = PyThreadState_New(PyInterpreterState_Main());
     if (self.state == nullptr) Py_FatalError("no memory for the thread state of a worker");
-    self.thread_id = PyThread_get_thread_ident();
     self.presence = &Presence::of_this_thread();
 }
 
@@ -217,12 +216,14 @@ void Callbacks::suspend(int worker) noexcept {
 
 bool Callbacks::enter(int worker) noexcept {
     Worker& self = workers_[static_cast<std::size_t>(worker)];
+    self.thread_id = PyThread_get_thread_ident();
     // A context is entered by one thread at a time, so each worker has a copy of the caller's.
     self.context = py::reinterpret_steal<py::object>(PyContext_Copy(context_.ptr()));
     if (!self.context || PyContext_Enter(self.context.ptr()) != 0) {
         self.context = py::object();
         return fail(std::nullopt, worker);
     }
+    if (runs_on_caller()) return true;
     self.leave = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(carry_.ptr()));
     return self.leave ? true : fail(std::nullopt, worker);
 }
@@ -265,7 +266,8 @@ py::object Callbacks::call(int worker, Position position) {
         take_interrupt();
         return {};
     }
-    if (num_forks() != num_forks_) end_child(static_cast<bool>(result));
+    // The caller's thread can go on with the step, as with any call in which it has forked.
+    if (num_forks() != num_forks_ && !runs_on_caller()) end_child(static_cast<bool>(result));
     if (!result) fail(action, program_->device_of(position));
     if (interrupted_) take_interrupt();
     return result;

@@ -29,6 +29,7 @@ class Callbacks : public Client {
     // A watchdog, if there is one, looks at waits for the interpreter lock.
     Callbacks(int num_workers, std::int64_t timeout_ns, Watchdog* watchdog);
 
+    // With None for `carry`, the thread that calls this runs the actions itself.
     void begin(const Program& program, CallsOfKinds calls, pybind11::object carry);
     // Forgets the step, so that no object of the user outlives the step. Returns the failures.
     std::vector<Failure> end();
@@ -64,7 +65,7 @@ class Callbacks : public Client {
    private:
     struct Worker {
         PyThreadState* state = nullptr;
-        unsigned long thread_id = 0;
+        unsigned long thread_id = 0;  // of the thread that entered the step in its name
         // The worker alone writes these three, with the interpreter lock. They are atomic for who
         // looks without the lock. Relaxed: whoever looks either has the lock or knows that it does
         // not change hands, and reads nothing else through them.
@@ -80,6 +81,7 @@ class Callbacks : public Client {
         pybind11::object leave;
     };
 
+    bool runs_on_caller() const { return carry_.is_none(); }
     void look();
     void interrupt_actions();
     bool is_hopeless();

@@ -89,9 +89,22 @@ std::vector<Failure> WorkerExecutor::run(WorkerProgram& job, CallsOfKinds calls,
     stay_after_end();
     std::vector<Failure> failures = callbacks_->end();
     renew_after(failures);
-    if (failures.empty() && workers_->closed()) {
-        throw std::runtime_error("the pipeline was closed while it ran a step");
-    }
+    refuse_closed(failures);
+    return failures;
+}
+
+bool WorkerExecutor::is_short(const WorkerProgram& job) const {
+    // A timeout needs a thread that looks at those which act.
+    return watchdog_ == nullptr && workers_->is_short(job);
+}
+
+std::vector<Failure> WorkerExecutor::run_short(WorkerProgram& job, CallsOfKinds calls) {
+    refuse_misfit(job.program, calls);
+    callbacks_->begin(job.program, std::move(calls), py::none());
+    workers_->run_short(job);
+    stay_after_end();
+    std::vector<Failure> failures = callbacks_->end();
+    refuse_closed(failures);
     return failures;
 }
 
@@ -212,6 +225,12 @@ void WorkerExecutor::renew_after(std::vector<Failure>& failures) {
     failures.emplace_back(
         std::nullopt, -1,
         py::module_::import("builtins").attr("RuntimeError")("the pipeline is closed: " + refused));
+}
+
+void WorkerExecutor::refuse_closed(const std::vector<Failure>& failures) const {
+    if (failures.empty() && workers_->closed()) {
+        throw std::runtime_error("the pipeline was closed while it ran a step");
+    }
 }
 
 void WorkerExecutor::refuse_misfit(const Program& program, const CallsOfKinds& calls) {

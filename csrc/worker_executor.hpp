@@ -33,6 +33,8 @@ class WorkerExecutor final : public Closable {
 
     std::vector<Failure> run(WorkerProgram& job, CallsOfKinds calls, pybind11::object carry,
                              const pybind11::object& begun, const pybind11::object& stalled);
+    bool is_short(const WorkerProgram& job) const;
+    std::vector<Failure> run_short(WorkerProgram& job, CallsOfKinds calls);
     void feed(const WorkerProgram& job, int slot);
     void stop(const WorkerProgram& job, pybind11::object exception);
     void close();
@@ -48,6 +50,7 @@ class WorkerExecutor final : public Closable {
     std::vector<Workers::Waiting> waiting(const std::vector<UnderWay>& under_way) const;
     std::vector<Failure> give_up(WorkerProgram& job, const pybind11::object& stalled);
     void renew_after(std::vector<Failure>& failures);
+    void refuse_closed(const std::vector<Failure>& failures) const;
     void refuse_misfit(const Program& program, const CallsOfKinds& calls);
 
     int num_workers_;

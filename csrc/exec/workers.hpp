@@ -22,7 +22,7 @@ namespace pykern {
 // Performs the actions that workers run. Each worker calls these on its own thread, in the order
 //   attach  ( enter  ( resume run suspend )*  leave )*  detach
 // The worker also calls resume before leave, and suspend after it. It calls enter after the first
-// resume of a step.
+// resume of a step. A short step calls enter, run and leave of worker 0 on the caller's thread.
 class Client {
    public:
     Client() = default;
@@ -88,6 +88,15 @@ class Workers {
         WorkerProgram& job, const std::function<bool()>& interrupted,
         const std::function<void()>& begun = [] {});
 
+    // Whether one device has all actions of the job, and they are expected to end before the
+    // caller's thread would ask `interrupted` for the first time. Then two wake-ups of threads are
+    // a part of the step, and the caller's thread has nothing to do meanwhile.
+    bool is_short(const WorkerProgram& job) const;
+    // The same as `run` for a program of one device, on the calling thread, which holds the lock
+    // that `resume` takes. No worker wakes, and nobody is asked for interrupts: the actions notice
+    // them. As for `run`, one step at a time; `close` does not wait for this one.
+    void run_short(WorkerProgram& job);
+
     // For the step of an endless program. Without effect when the step is over. The last round of
     // the slot must be through.
     void feed(const WorkerProgram& job, int slot);
@@ -139,6 +148,7 @@ class Workers {
     void loop(int worker);
     void run_ready(int worker, Position first);
     bool run_action(int worker, Position position);
+    bool act(int worker, Position position);
     void release(int worker, Position position, Ready& ready);
     bool may_stay(int worker, Position position) const;
     void post(Position position);

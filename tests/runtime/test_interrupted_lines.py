@@ -69,6 +69,7 @@ SETTINGS = {
         {"sample": torch.zeros(2, WIDTH)},
     ),
     "random": Setting(with_dropout),
+    "one device": Setting(with_dropout, recomputed(schedules.one_f_one_b(1, 4))),
     "finite": Setting(mlp, options={"check_finite": "activations"}),
     "scaler": Setting(mlp, scaler=True),
     "batch norm": Setting(

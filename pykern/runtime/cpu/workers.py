@@ -84,6 +84,8 @@ class Workers:
         del batch, traced
         assert isinstance(program, _C.WorkerProgram)
         follow_profiler()
+        if self.core.is_short(program):
+            return self.core.run_short(program, callbacks)
         caller = CallerState(self.num_devices)
         with _C.Undo(caller.restore_threads):
             return self.core.run(program, callbacks, caller, None, _stalled)
