@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "exec/kept_lock.hpp"
+#include "exec/short_step.hpp"
 #include "forks.hpp"
 #include "interpreter_lock.hpp"
 #include "patience.hpp"
@@ -95,13 +96,13 @@ std::vector<Failure> WorkerExecutor::run(WorkerProgram& job, CallsOfKinds calls,
 
 bool WorkerExecutor::is_short(const WorkerProgram& job) const {
     // A timeout needs a thread that looks at those which act.
-    return watchdog_ == nullptr && workers_->is_short(job);
+    return watchdog_ == nullptr && pykern::is_short(job);
 }
 
 std::vector<Failure> WorkerExecutor::run_short(WorkerProgram& job, CallsOfKinds calls) {
     refuse_misfit(job.program, calls);
     callbacks_->begin(job.program, std::move(calls), py::none());
-    workers_->run_short(job);
+    pykern::run_short(job, *callbacks_, *workers_);
     stay_after_end();
     std::vector<Failure> failures = callbacks_->end();
     refuse_closed(failures);

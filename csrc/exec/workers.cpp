@@ -19,8 +19,6 @@ namespace {
 // second thread.
 constexpr std::int64_t kWorthWakingNs = 150'000;
 
-constexpr std::chrono::milliseconds kInterruptTick{20};
-
 // The workers that this thread belongs to; null for most threads.
 thread_local const Workers* workers_of_this_thread = nullptr;
 
@@ -31,6 +29,20 @@ void name_this_thread(int worker) {
 }
 
 }  // namespace
+
+bool run_timed(WorkerProgram& job, Client& client, int worker, Position position) {
+    const Action action = job.program.action(position);
+    const Range range(action, job.program.device_of(position));
+    const std::int64_t start = now_ns();
+    const bool ok = client.run(worker, position);
+    const std::int64_t end = now_ns();
+    // One that failed was cut short, or did not even start: its time says nothing.
+    if (ok) {
+        job.trace.record(position, start, end);
+        job.pace.observe(action, end - start);
+    }
+    return ok;
+}
 
 // Actions that this thread will run itself. Last in first out, so that it follows the data; its own
 // row waits until the short actions of others, which may free further devices, are done. Where
@@ -176,33 +188,6 @@ void Workers::run(WorkerProgram& job, const std::function<bool()>& interrupted,
         TorchRange::tell(job.trace.timeline(program, 0));
 }
 
-bool Workers::is_short(const WorkerProgram& job) const {
-    const Program& program = job.program;
-    if (program.num_devices() > 1 || program.is_endless() || program.is_issuing()) return false;
-    std::int64_t left = std::chrono::nanoseconds(kInterruptTick).count();
-    for (Position position = 0; position < program.num_actions() && left > 0; ++position) {
-        // An action that has not run yet counts as longer than any step.
-        left -= std::min(left, job.pace.expected_ns(program.action(position)));
-    }
-    return left > 0;
-}
-
-void Workers::run_short(WorkerProgram& job) {
-    if (closed()) return;
-    const Range range = Range::of_step();
-    job_ = &job;
-    job.trace.begin();
-    // Relaxed: the workers rest.
-    stopped_.store(false, std::memory_order_relaxed);
-    bool ok = client_.enter(0);
-    // The row of the one device is an order in which each action follows its inputs.
-    for (Position position = 0; ok && position < job.program.num_actions(); ++position) {
-        ok = !stopped() && act(0, position);
-    }
-    client_.leave(0);
-    job.trace.end();
-}
-
 void Workers::wait_for_step(const std::function<bool()>& interrupted) {
     std::unique_lock lock(done_mutex_);
     const auto woken = [this] { return finished_ || (endless_ && stopped()); };
@@ -327,24 +312,9 @@ bool Workers::run_action(int worker, Position position) {
         entered = 1;
         ok = client_.enter(worker);
     }
-    ok = ok && act(worker, position);
+    ok = ok && run_timed(*job_, client_, worker, position);
     client_.suspend(worker);
     if (!ok) fail();
-    return ok;
-}
-
-// Has the client run the action, and takes its time.
-bool Workers::act(int worker, Position position) {
-    const Action action = job_->program.action(position);
-    const Range range(action, job_->program.device_of(position));
-    const std::int64_t start = now_ns();
-    const bool ok = client_.run(worker, position);
-    const std::int64_t end = now_ns();
-    // One that failed was cut short, or did not even start: its time says nothing.
-    if (ok) {
-        job_->trace.record(position, start, end);
-        job_->pace.observe(action, end - start);
-    }
     return ok;
 }
 

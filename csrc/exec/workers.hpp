@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -18,6 +19,9 @@
 #include "exec/trace.hpp"
 
 namespace pykern {
+
+// How often the caller of a step looks for interrupts.
+inline constexpr std::chrono::milliseconds kInterruptTick{20};
 
 // Performs the actions that workers run. Each worker calls these on its own thread, in the order
 //   attach  ( enter  ( resume run suspend )*  leave )*  detach
@@ -55,6 +59,9 @@ struct WorkerProgram {
     Pace pace;
 };
 
+// Has the client run an action of the job, with a range around it, and takes its time.
+bool run_timed(WorkerProgram& job, Client& client, int worker, Position position);
+
 // A step is a wave of ready actions. Each action has a join counter of inputs that have not run.
 // The worker that takes the last input away has the action run: on its own thread if the device is
 // its own, or if the action is too short to wake the device's thread for, else by a post to that
@@ -87,15 +94,6 @@ class Workers {
     void run(
         WorkerProgram& job, const std::function<bool()>& interrupted,
         const std::function<void()>& begun = [] {});
-
-    // Whether one device has all actions of the job, and they are expected to end before the
-    // caller's thread would ask `interrupted` for the first time. Then two wake-ups of threads are
-    // a part of the step, and the caller's thread has nothing to do meanwhile.
-    bool is_short(const WorkerProgram& job) const;
-    // The same as `run` for a program of one device, on the calling thread, which holds the lock
-    // that `resume` takes. No worker wakes, and nobody is asked for interrupts: the actions notice
-    // them. As for `run`, one step at a time; `close` does not wait for this one.
-    void run_short(WorkerProgram& job);
 
     // For the step of an endless program. Without effect when the step is over. The last round of
     // the slot must be through.
@@ -148,7 +146,6 @@ class Workers {
     void loop(int worker);
     void run_ready(int worker, Position first);
     bool run_action(int worker, Position position);
-    bool act(int worker, Position position);
     void release(int worker, Position position, Ready& ready);
     bool may_stay(int worker, Position position) const;
     void post(Position position);

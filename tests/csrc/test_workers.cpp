@@ -64,7 +64,6 @@ class Witness final : public Client {
         if (sleep_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(sleep_us));
         ++row_[device];
         ++num_run;
-        thread = std::this_thread::get_id();
         if (position == failing) return false;
         done_[position] = 1;
         return true;
@@ -75,7 +74,6 @@ class Witness final : public Client {
     }
 
     std::atomic<int> num_run{0};
-    std::thread::id thread;  // of the last action
     std::atomic<int> num_attached{0};
     std::atomic<int> num_broken{0};
     Position failing = static_cast<Position>(-1);
@@ -125,88 +123,6 @@ TEST_CASE("every action runs once, after its inputs, with any number of workers"
             CHECK(traced == plan.num_actions());
         }
     }
-}
-
-TEST_CASE("a step of one device is short once all its actions are known to be") {
-    const Plan plan = wave(1);
-    Witness witness(plan);
-    Workers workers(1, witness);
-    WorkerProgram job(plan);
-    CHECK_FALSE(workers.is_short(job));
-    workers.run(job, never_interrupted);
-    CHECK(workers.is_short(job));
-    // Together the actions take longer than 20 ms, though each takes much less.
-    WorkerProgram slow(plan);
-    witness.begin();
-    witness.sleep_us = 20'000 / static_cast<int>(plan.num_actions()) + 1;
-    workers.run(slow, never_interrupted);
-    CHECK_FALSE(workers.is_short(slow));
-    const WorkerProgram endless(Program::endless(Placement::linear(1), 2));
-    CHECK_FALSE(workers.is_short(endless));
-
-    const Plan of_two = wave(2);
-    Witness other(of_two);
-    Workers two(2, other);
-    WorkerProgram wide(of_two);
-    two.run(wide, never_interrupted);
-    CHECK_FALSE(two.is_short(wide));
-}
-
-TEST_CASE("a short step runs every action on the calling thread") {
-    const Plan plan = wave(1);
-    Witness witness(plan);
-    Workers workers(1, witness);
-    WorkerProgram job(plan);
-    for (int step = 0; step < 5; ++step) {
-        witness.begin();
-        workers.run_short(job);
-        CHECK(witness.num_run == static_cast<int>(plan.num_actions()));
-        CHECK(witness.thread == std::this_thread::get_id());
-        CHECK(witness.all_left());
-        // Steps on the worker's thread go on beside these.
-        witness.begin();
-        workers.run(job, never_interrupted);
-        CHECK(witness.num_run == static_cast<int>(plan.num_actions()));
-        CHECK(witness.thread != std::this_thread::get_id());
-    }
-    CHECK(job.trace.timeline(job.program, 1).rows()[0].size() == plan.num_actions());
-    for (Position failing = 0; failing < plan.num_actions(); ++failing) {
-        witness.begin();
-        witness.failing = failing;
-        workers.run_short(job);
-        CHECK(witness.num_run == static_cast<int>(failing) + 1);
-        CHECK(witness.all_left());
-        CHECK(job.trace.timeline(job.program, 0).rows()[0].size() == failing);
-    }
-    witness.failing = static_cast<Position>(-1);
-    witness.refuse_entry = true;
-    witness.begin();
-    workers.run_short(job);
-    CHECK(witness.num_run == 0);
-    CHECK(witness.all_left());
-    CHECK(witness.num_broken == 0);
-}
-
-TEST_CASE("closing ends a short step of another thread after its action") {
-    const Plan plan = wave(1);
-    Witness witness(plan);
-    witness.sleep_us = 1000;
-    Workers workers(1, witness);
-    WorkerProgram job(plan);
-    std::thread stepper([&] {
-        while (!workers.closed()) {
-            witness.begin();
-            workers.run_short(job);
-        }
-    });
-    while (witness.num_run < 2) std::this_thread::sleep_for(1ms);
-    workers.begin_to_close();
-    stepper.join();
-    CHECK(witness.all_left());
-    CHECK(witness.num_broken == 0);
-    witness.begin();
-    workers.run_short(job);
-    CHECK(witness.num_run == 0);
 }
 
 TEST_CASE("two programs take turns on the same workers") {
