@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -10,6 +11,9 @@
 #include "plan/action.hpp"
 
 namespace pykern {
+
+// How often the caller of a step looks for interrupts. A step that takes less is short.
+inline constexpr std::chrono::milliseconds kInterruptTick{20};
 
 // Any thread may read; the thread that just ran an action of (kind, stage) updates its entry, two
 // at once where the stage has replicas. Relaxed order throughout: an old value leads to a slower

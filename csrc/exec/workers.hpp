@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -19,9 +18,6 @@
 #include "exec/trace.hpp"
 
 namespace pykern {
-
-// How often the caller of a step looks for interrupts.
-inline constexpr std::chrono::milliseconds kInterruptTick{20};
 
 // Performs the actions that workers run. Each worker calls these on its own thread, in the order
 //   attach  ( enter  ( resume run suspend )*  leave )*  detach

@@ -76,13 +76,15 @@ TEST_CASE("a step of one device is short once all its actions are known to be") 
     workers.run(slow, [] { return false; });
     CHECK_FALSE(is_short(slow));
 
-    CHECK_FALSE(is_short(WorkerProgram(Program::endless(Placement::linear(1), 2))));
-    // Known to be short, but of two devices.
+    // Known to be short, but of two devices, or without an end.
     WorkerProgram wide(on(2));
-    for (Position position = 0; position < wide.program.num_actions(); ++position) {
-        wide.pace.observe(wide.program.action(position), 1);
+    WorkerProgram endless(Program::endless(Placement::linear(1), 2));
+    for (WorkerProgram* each : {&wide, &endless}) {
+        for (Position position = 0; position < each->program.num_actions(); ++position) {
+            each->pace.observe(each->program.action(position), 1);
+        }
+        CHECK_FALSE(is_short(*each));
     }
-    CHECK_FALSE(is_short(wide));
 }
 
 TEST_CASE("a short step runs every action on the calling thread, without the lock of workers") {
@@ -136,4 +138,5 @@ TEST_CASE("closing ends a short step after its action") {
     CHECK(notes.num_inside == 0);
     run_short(job, notes, workers);
     CHECK(notes.taken().empty());
+    CHECK(job.trace.size() == 1);
 }

@@ -34,6 +34,7 @@ from .of_exec import OF_EXEC
 from .of_issuing import OF_ISSUING
 from .of_plan import OF_PLAN
 from .of_rings import OF_RINGS
+from .of_short_steps import OF_SHORT_STEPS
 from .of_stages import OF_STAGES
 from .of_watch import OF_WATCH
 
@@ -43,6 +44,7 @@ RESULTS = Path(__file__).with_name("results.json")
 MUTANTS: tuple[Mutant, ...] = (
     *OF_EXEC,
     *OF_ISSUING,
+    *OF_SHORT_STEPS,
     *OF_PLAN,
     *OF_WATCH,
     *OF_RINGS,
