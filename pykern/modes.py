@@ -17,6 +17,7 @@ from torch import Tensor
 from . import _C
 from .torch_private import (
     Interceptor,
+    compiler,
     dispatch_modes,
     function_modes,
     interceptor,
@@ -25,6 +26,7 @@ from .torch_private import (
     pop_function_mode,
     push_dispatch_mode,
     push_function_mode,
+    set_compiler,
     set_grad,
     set_interceptor,
     set_multithreading,
@@ -42,13 +44,23 @@ def as_before() -> _C.Undo:
     """A context that restores the modes of this thread at its end."""
     return _C.Undo(
         _put_back,
-        torch.is_grad_enabled(),
-        multithreading(),
+        (torch.is_grad_enabled(), multithreading()),
         autocast(),
         function_modes(),
         dispatch_modes(),
         interceptor(),
+        compiler(),
     )
+
+
+def uncompiled() -> _C.Undo:
+    """The same, and within it no compiler of the caller is in force on this thread.
+
+    A compiler would compile pykern's code, and layers only where they run on this thread.
+    """
+    undo = as_before()
+    set_compiler(None)
+    return undo
 
 
 def no_grad(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -64,14 +76,16 @@ def no_grad(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _put_back(
-    grad: bool,
-    threads: bool,
+    of_autograd: tuple[bool, bool],
     of_autocast: Autocast,
     of_functions: Sequence[Any],
     of_dispatch: Sequence[Any],
     of_draws: Interceptor | None,
+    of_code: Any,
 ) -> None:
+    set_compiler(of_code)
     set_interceptor(of_draws)
+    grad, threads = of_autograd
     set_grad(grad)
     set_multithreading(threads)
     set_autocast(of_autocast)

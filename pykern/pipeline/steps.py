@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from ..modes import as_before
+from ..modes import uncompiled
 from ..partition.chain import call_of
 from ..plan import Kind
 from ..runtime import microbatch
@@ -22,7 +22,6 @@ from ..runtime.loss import Loss, Losses
 from ..runtime.mapped import Mapped
 from ..runtime.through import refuse_backward
 from ..tensors.trees import Call
-from ..torch_private import compiler, set_compiler
 from .arguments import Arguments
 from .choose_levels import Levels
 from .measured import Measured
@@ -82,7 +81,7 @@ class Steps(Measured):
             BaseException: the first exception of a stage, the same object, with a note of where.
                 The gradients of that step are then undefined; the next step is not affected.
         """
-        with _C.HoldForks(), as_before():
+        with _C.HoldForks(), uncompiled():
             if self._loss_fn is None:
                 raise RuntimeError(
                     "loss_fn must be given for step, got None. Make Pipeline(..., loss_fn=...)"
@@ -122,7 +121,7 @@ class Steps(Measured):
             ValueError: an option of the pipeline does not support `map`; the message names it.
             BaseException: as for `step`.
         """
-        with _C.HoldForks(), as_before():
+        with _C.HoldForks(), uncompiled():
             if self._map_refused is not None:
                 raise ValueError(self._map_refused)
             if not callable(function):
@@ -205,9 +204,7 @@ class Steps(Measured):
                 docs/loss-outside.md says.
             BaseException: as for `step`, from here or from the backward.
         """
-        with _C.Undo(set_compiler, compiler()), _C.HoldForks(), as_before():
-            # Layers run on workers, where the caller's compiler is not in force.
-            set_compiler(None)
+        with _C.HoldForks(), uncompiled():
             self._chain.require_unchanged(self._modules)
             call = inputs, named
             self._arguments.require(call)

@@ -32,6 +32,9 @@ class CallerState:
     function and dispatch modes (`torch.device` as a context is one). It also has the interceptor of
     random draws of a stage around the call. The C++ executor carries contextvars. torch's intra-op
     threads are divided among the workers; each worker gets at least one.
+
+    Attributes:
+        has_grad_alone: whether the thread has nothing of all that but its grad mode.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -52,7 +55,7 @@ class CallerState:
         self.dispatch_modes = dispatch_modes()
         self.interceptor = interceptor()
         # Most steps have nothing else to carry.
-        self._has_grad_alone = self.saved_tensors_disabled is None and not (
+        self.has_grad_alone = self.saved_tensors_disabled is None and not (
             self.inference
             or self.autocast
             or self.saved_tensors_hooks
@@ -68,7 +71,7 @@ class CallerState:
             torch.set_num_threads(self.num_threads)
         grad = torch.is_grad_enabled()
         set_grad(self.grad)
-        if self._has_grad_alone:
+        if self.has_grad_alone:
             return partial(set_grad, grad)
         with ExitStack() as stack:
             stack.callback(set_grad, grad)

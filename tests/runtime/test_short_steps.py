@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import pykern
 from pykern import Pipeline
+from pykern.torch_private import compiler
 from tests.interrupts import modes
 from tests.runtime.test_exit import run_python
 
@@ -301,3 +302,61 @@ def test_an_asynchronous_schedule_runs_there_too() -> None:
             layer.threads.clear()
             pipe.step(X, target=X)
         assert set(layer.threads) == {threading.current_thread()}
+
+
+STATES: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "hooks of saved tensors": lambda: torch.autograd.graph.saved_tensors_hooks(
+        lambda x: x, lambda x: x
+    ),
+    "a function mode": lambda: torch.device("cpu"),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_steps_run_on_workers_where_the_caller_has_more_than_a_grad_mode(state: str) -> None:
+    layer = Does()
+    with short_steps(layer) as pipe, STATES[state]():
+        assert threads_of_a_step(pipe, layer) == {"worker"}
+
+
+def test_steps_within_one_autocast_use_the_weights_of_each_step() -> None:
+    """Autocast keeps cast weights until it ends on a thread."""
+    torch.manual_seed(0)
+    found = []
+    for timeout in (None, 60.0):
+        layer = Does()
+        nn.init.eye_(layer.linear.weight)
+        nn.init.zeros_(layer.linear.bias)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+        with (
+            short_steps(layer, timeout=timeout) as pipe,
+            torch.autocast("cpu", dtype=torch.bfloat16),
+        ):
+            losses = []
+            for _ in range(3):
+                losses.append(pipe.step(X, target=2 * X).item())
+                optimizer.step()
+        found.append(losses)
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
+def test_a_compiler_of_the_caller_compiles_no_layer() -> None:
+    layer = Does()
+    seen: list[object] = []
+    with short_steps(layer) as pipe:
+        layer.first = lambda: seen.append(compiler())
+        plain = pipe.step(X, target=X)
+        pipe.zero_grad()
+        calls = {
+            "step": lambda x: pipe.step(x, target=x),
+            "forward": pipe.forward,
+            "map": lambda x: pipe.map(F.mse_loss, x, target=x),
+        }
+        for call in calls.values():
+            torch.compile(call, backend="eager")(X)
+        assert torch.equal(torch.compile(calls["step"], backend="eager")(X), plain)
+    assert set(seen) == {None}
+    assert compiler() is None

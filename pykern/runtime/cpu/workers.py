@@ -11,6 +11,7 @@ from ... import _C
 from ...plan import Action, Plan, Timeline
 from ...plan.halves import backward_half
 from ...plan.parts import PlanPart
+from ...torch_private import compiler
 from ...trace.routes import Direct, everywhere
 from ..batch import Batch
 from ..caller_state import CallerState
@@ -84,9 +85,11 @@ class Workers:
         del batch, traced
         assert isinstance(program, _C.WorkerProgram)
         follow_profiler()
-        if self.core.is_short(program):
-            return self.core.run_short(program, callbacks)
         caller = CallerState(self.num_devices)
+        # Autocast keeps cast weights for as long as it is in force on a thread, and a compiler
+        # compiles all code there. On a worker neither outlasts the step.
+        if caller.has_grad_alone and compiler() is None and self.core.is_short(program):
+            return self.core.run_short(program, callbacks)
         with _C.Undo(caller.restore_threads):
             return self.core.run(program, callbacks, caller, None, _stalled)
 
