@@ -350,7 +350,7 @@ def test_a_compiler_of_the_caller_compiles_no_layer() -> None:
         layer.first = lambda: seen.append(compiler())
         plain = pipe.step(X, target=X)
         pipe.zero_grad()
-        calls = {
+        calls: dict[str, Callable[[Tensor], Any]] = {
             "step": lambda x: pipe.step(x, target=x),
             "forward": pipe.forward,
             "map": lambda x: pipe.map(F.mse_loss, x, target=x),
