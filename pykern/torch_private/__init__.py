@@ -21,7 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
 
-from .intercepting import Interceptor, Operation, interceptor, set_interceptor, watch_draws
+from .intercepting import (
+    Interceptor,
+    Operation,
+    interceptor,
+    set_interceptor,
+    takes_generator,
+    watch_draws,
+)
 
 __all__ = [
     "HOOKS",
@@ -56,6 +63,7 @@ __all__ = [
     "set_multithreading",
     "storage_of",
     "stream_setter",
+    "takes_generator",
     "top_hooks",
     "transform",
     "version_of",

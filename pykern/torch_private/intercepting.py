@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Self
 
 import torch
@@ -22,6 +22,7 @@ _key: Any = torch._C._parse_dispatch_key(_KEY)
 _NAME = "pykern.interceptor"
 _include = torch._C._dispatch_tls_set_dispatch_key_included
 _stashed = torch._C._get_obj_in_tls
+_is_stashed = torch._C._is_key_in_tls
 # Not objects of class Library, whose kernels an exit handler removes. A later handler may run a
 # step, and so may a child that is forked meanwhile.
 _libraries: dict[str, Any] = {}
@@ -75,14 +76,33 @@ class Operation:
         return str(self._func)
 
 
+def takes_generator(func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the operation draws on the CPU, and accepts a generator for it.
+
+    Tensor subclasses, such as sharded tensors, use a generator differently.
+    """
+    return (
+        len(args) > 0
+        and type(args[0]) is Tensor
+        and args[0].is_cpu
+        and kwargs.get("generator") is None
+        and len(args) <= func.num_before_generator
+    )
+
+
 class Interceptor:
     """A context in which `draw` is called for this thread's operations that may draw numbers.
 
     These are the operations with torch's tag for random draws, as found by `watch_draws`. Unlike a
     `DispatchMode`, an interceptor costs other operations nothing. During `draw` the interceptor
     around this one is in force, if any.
+
+    Attributes:
+        generator: given to calls that take one, which are not asked `draw` then; see
+            `takes_generator`. None to ask for all calls.
     """
 
+    generator: torch.Generator | None = None
     _outer: Interceptor | None = None
 
     def draw(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -90,18 +110,22 @@ class Interceptor:
         raise AssertionError(f"{self} does not draw: {func}, {args}, {kwargs}")
 
     def __enter__(self) -> Self:
-        self._outer = interceptor()
-        set_interceptor(self)
+        # Written out, here and below: every action would pay for the calls of `interceptor` and
+        # `set_interceptor`.
+        self._outer = _stashed(_NAME) if _is_stashed(_NAME) else None
+        _stash(_NAME, self)
+        _include(_key, True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        set_interceptor(self._outer)
+        _include(_key, self._outer is not None)
+        _stash(_NAME, self._outer)
 
 
 def interceptor() -> Interceptor | None:
     """The interceptor that is in force on this thread."""
     # Not whether the key is included: torch 2.11 cannot compile a caller that asks for this.
-    return _stashed(_NAME) if torch._C._is_key_in_tls(_NAME) else None
+    return _stashed(_NAME) if _is_stashed(_NAME) else None
 
 
 def set_interceptor(instead: Interceptor | None) -> None:
@@ -143,7 +167,7 @@ def _look_up(*_counts: int) -> None:
         ):
             namespace, short = operation.split("::")
             func = getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
-            _library(namespace).impl(name, _KEY, partial(_intercepted, Operation(func)), False)
+            _library(namespace).impl(name, _KEY, _intercepted(Operation(func)), False)
         _watched.add(name)
 
 
@@ -157,14 +181,22 @@ def _new_library(namespace: str) -> Any:
     return torch._C._dispatch_library("IMPL", namespace, "", __file__, 0)
 
 
-def _intercepted(func: Operation, *args: Any, **kwargs: Any) -> Any:
-    inner = _stashed(_NAME)
-    outer = inner._outer
-    # As `set_interceptor`, which would be two more calls for every draw.
-    _stash(_NAME, outer)
-    _include(_key, outer is not None)
-    try:
-        return inner.draw(func, args, kwargs)
-    finally:
-        _stash(_NAME, inner)
-        _include(_key, True)
+def _intercepted(func: Operation) -> Callable[..., Any]:
+    """The kernel that has an operation drawn as the interceptor in force does it."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        inner = _stashed(_NAME)
+        outer = inner._outer
+        _include(_key, outer is not None)
+        _stash(_NAME, outer)
+        try:
+            own = inner.generator
+            if own is None or not takes_generator(func, args, kwargs):
+                return inner.draw(func, args, kwargs)
+            kwargs["generator"] = own
+            return func.method(*args, **kwargs)
+        finally:
+            _stash(_NAME, inner)
+            _include(_key, True)
+
+    return kernel

@@ -10,8 +10,8 @@ from torch import Tensor
 from ... import _C
 from ...kernels import seeds
 from ...plan import Action
-from ...torch_private import Interceptor, Operation, set_interceptor, watch_draws
-from .seed import StepSeed, action_seed, default_generator, generators_lent
+from ...torch_private import Interceptor, Operation, takes_generator, watch_draws
+from .seed import StepSeed, default_generator, generators_lent, mixed
 
 if TYPE_CHECKING:
     from .draws import Draws
@@ -42,20 +42,6 @@ def _own_generator(args: Args, kwargs: Kwargs) -> torch.Generator | None:
     return next((value for value in values if isinstance(value, torch.Generator)), None)
 
 
-def _takes_generator(func: Operation, args: Args, kwargs: Kwargs) -> bool:
-    """Whether the operation draws on the CPU, and accepts a generator for it.
-
-    Tensor subclasses, such as sharded tensors, use a generator differently.
-    """
-    return (
-        len(args) > 0
-        and type(args[0]) is Tensor
-        and args[0].is_cpu
-        and kwargs.get("generator") is None
-        and len(args) <= func.num_before_generator
-    )
-
-
 class OwnState(Interceptor):
     """Gives every random operation the generator of this action.
 
@@ -81,15 +67,18 @@ class OwnState(Interceptor):
         self._seeded: dict[torch.Generator, torch.Generator] = {}
         # Whether the stage is known to draw more than kernel seeds, so that watching may end.
         self._is_known = not draws.only_seeds
+        # Then the operations that take this action's generator are given it, and nobody is asked.
+        if self._is_known and seed.is_used and torch.default_generator in draws.generators:
+            self.generator = self._own(torch.default_generator)
 
     def note(self) -> Begins:
         """Notes from now on the state of each generator at its first draw: see `repeat`."""
-        self._noted = {}
+        self.generator, self._noted = None, {}
         return self._noted
 
     def draw(self, func: Operation, args: Args, kwargs: Kwargs) -> Any:
         """Calls the operation with a generator of this action, or lends it the state of one."""
-        if not _takes_generator(func, args, kwargs):
+        if not takes_generator(func, args, kwargs):
             return self._lend(func, args, kwargs)
         default = torch.default_generator
         kwargs["generator"] = own = self._seeded.get(default) or self._own(default)
@@ -132,12 +121,13 @@ class OwnState(Interceptor):
         if own is None:
             own = draws.generators[generator] = torch.Generator(generator.device)
         if generator not in self._seeded:
-            seed = action_seed(self._seed.value(), draws.stage, self._microbatch)
-            self._seeded[generator] = own.manual_seed(seed)
+            stage, seed = draws.stage, self._seed
+            of_stage = seed.of_stages.get(stage) or seed.of_stage(stage)
+            self._seeded[generator] = own.manual_seed(mixed(of_stage, self._microbatch))
         return own
 
     def __exit__(self, *exception: object) -> None:
-        set_interceptor(self._outer)
+        super().__exit__(*exception)
         if not self._is_known and exception[0] is None:
             self._draws.watched(
                 drew=self._drew, num_seeds=self._num_seeds, only_seeds=self._only_seeds
@@ -150,25 +140,24 @@ class Repeat(Interceptor):
     def __init__(self, begins: Begins) -> None:
         self._begins = begins
         self._generators: dict[torch.Generator, torch.Generator] = {}
+        if torch.default_generator in begins:
+            self.generator = self._own(torch.default_generator)
 
     def draw(self, func: Operation, args: Args, kwargs: Kwargs) -> Any:
         """Calls the operation such that it repeats its draws."""
-        if _takes_generator(func, args, kwargs):
-            kwargs["generator"] = self._own(torch.default_generator, func)
-            return func.method(*args, **kwargs)
         with generators_lent:
             generator = _own_generator(args, kwargs) or _generator_of(args, kwargs)
-            return _lent(generator, self._own(generator, func), func, args, kwargs)
-
-    def _own(self, generator: torch.Generator, func: Operation) -> torch.Generator:
-        """A generator that repeats the draws of this generator."""
-        own = self._generators.get(generator)
-        if own is None:
             if generator not in self._begins:
                 raise RuntimeError(
                     "layers must draw from the same generators when they are recomputed, got "
                     f"another in {func}. Leave out recompute for such layers"
                 )
+            return _lent(generator, self._own(generator), func, args, kwargs)
+
+    def _own(self, generator: torch.Generator) -> torch.Generator:
+        """A generator that repeats the draws of this generator."""
+        own = self._generators.get(generator)
+        if own is None:
             own = torch.Generator(generator.device)
             own.set_state(self._begins[generator])
             self._generators[generator] = own

@@ -24,13 +24,15 @@ _MASK = (1 << 64) - 1
 
 def action_seed(step_seed: int, stage: int, microbatch: int) -> int:
     """Seed of a forward action: 64 bits, mixed by SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
-    mixed = step_seed & _MASK
-    for value in (stage, microbatch):
-        mixed = (mixed + 0x9E3779B97F4A7C15 * (value + 1)) & _MASK
-        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-        mixed ^= mixed >> 31
-    return mixed
+    return mixed(mixed(step_seed, stage), microbatch)
+
+
+def mixed(seed: int, value: int) -> int:
+    """A seed of 64 bits, mixed with a value."""
+    seed = (seed + 0x9E3779B97F4A7C15 * (value + 1)) & _MASK
+    seed = ((seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    seed = ((seed ^ (seed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return seed ^ (seed >> 31)
 
 
 class StepSeed:
@@ -40,6 +42,7 @@ class StepSeed:
 
     Attributes:
         is_used: whether the number has been taken from the caller's generator.
+        of_stages: by stage, the number mixed with the stage, for `mixed` with a microbatch.
     """
 
     def __init__(self) -> None:
@@ -47,6 +50,7 @@ class StepSeed:
         # The state of the caller's generator after the number, until the number is used.
         self._behind: Tensor | None = None
         self.is_used = False
+        self.of_stages: dict[int, int] = {}
 
     def of(self, microbatch: int) -> tuple[StepSeed, int]:
         """The seed of a microbatch's step, and the index of the microbatch in the step."""
@@ -64,6 +68,10 @@ class StepSeed:
                     self._behind = generator.get_state()
                     self._value = int(draw.item())
             return self._value
+
+    def of_stage(self, stage: int) -> int:
+        """The entry of `of_stages`, which is made if needed."""
+        return self.of_stages.setdefault(stage, mixed(self.value(), stage))
 
     def use(self) -> None:
         """Takes the number from the caller's generator. Later calls change nothing."""
