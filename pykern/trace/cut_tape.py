@@ -76,8 +76,6 @@ class Piece:
         copied: of those that come into the piece and are copied, because they are written.
         output: what the last piece returns; None for others.
 
-    Attributes:
-        output: as given.
     """
 
     def __init__(
@@ -88,7 +86,7 @@ class Piece:
         copied: Sequence[int],
         output: Output | None,
     ) -> None:
-        self.output = output
+        self._output = output
         self._copied = copied
         # With each instruction, its simple form and what nobody needs after it.
         self._steps: list[tuple[Any, ...]] = []
@@ -100,8 +98,13 @@ class Piece:
         self._steps.reverse()
         self._is_simple = all(any(instruction.simple) for instruction in instructions)
 
-    def run(self, values: Values, here_of: HereOf, modules: Mapping[str, Any]) -> None:
-        """Runs the instructions. Afterwards there are the values that later pieces need."""
+    def run(self, env: Environment, here_of: HereOf, modules: Mapping[str, Any]) -> Any:
+        """Runs the instructions on an environment, and leaves in it what later pieces need.
+
+        Returns:
+            The environment; from the last piece what the model returns.
+        """
+        values, output = env.values, self._output
         for number in self._copied:
             values[number] = values[number].clone()
         here = None if self._is_simple else here_of(values)
@@ -120,6 +123,7 @@ class Piece:
                     instruction.take(returned, values)
             for number in dead:
                 values.pop(number, None)
+        return env if output is None else output(values, here_of)
 
 
 def _output_of(tape: Tape) -> Output:

@@ -229,7 +229,7 @@ def test_nothing_is_held_after_a_step_that_failed(gpus: FakeCuda, devices: str) 
             parcels = stage.parcels
             assert not parcels.come
             assert not parcels.opened
-            assert not parcels.sent
+            assert not parcels.answers
         remember.remove()
         pipe.zero_grad()
         expected = plain_step(plain, case, 4)
