@@ -96,7 +96,7 @@ class Segment(nn.Module):
     def forward(self, env: Environment) -> Any:
         """Runs the segment's piece of the cut tape that the values belong to."""
         piece = env.cut_tape.pieces[self.index]
-        return piece.run(Environment(env.cut_tape, dict(env.values)), self._with, self._modules)
+        return piece(Environment(env.cut_tape, dict(env.values)), self._with, self._modules)
 
 
 def _is_same(then: tuple[Tensor, int] | None, now: tuple[Tensor, int]) -> bool:

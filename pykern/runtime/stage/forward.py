@@ -78,7 +78,7 @@ def _segments(stage: Stage, arrive: Arrive | None) -> Run:
             now = parts if stage.layers is layers else _parts(stage.layers)
             value, pieces = env, env.cut_tape.pieces
             for index, here_of, modules in now:
-                value = pieces[index].run(env, here_of, modules)
+                value = pieces[index](env, here_of, modules)
             outputs[microbatch] = hand_over(microbatch, value)
 
     return forward
