@@ -87,7 +87,7 @@ class Segment(nn.Module):
         return self._buffers[key]
 
     def part(self) -> Runnable:
-        """What tells a stage how to run the segment."""
+        """The segment as a stage runs it."""
         return self.index, self._with, self._modules
 
     def _with(self, values: Values) -> Here:
