@@ -12,7 +12,6 @@ from .batch import Batch
 from .random.seed import StepSeed
 from .recompute.recompute import KeptMicrobatch
 from .stage.settings import Settings
-from .stage.skips import Parcel
 from .stage.stage import Stage
 from .stage.ties import Ties
 from .through import GraphEnds
@@ -27,7 +26,7 @@ class _OfStage:
         settings: of its layers at the end of the forwards; None if nothing is recomputed.
         values: as in the stage.
         keywords, outputs, leaves: as in the stage, by microbatch.
-        opened, sent: of the stage's parcels.
+        opened: of the stage's parcels.
         cells: by microbatch, the state that R needs.
     """
 
@@ -37,13 +36,12 @@ class _OfStage:
     keywords: Sequence[dict[str, Any]]
     outputs: list[Sequence[Tensor]]
     leaves: list[Sequence[Tensor]]
-    opened: dict[int, list[Parcel]]
-    sent: dict[int, list[Parcel]]
+    opened: dict[int, list[tuple[int, int]]]
     cells: dict[int, KeptMicrobatch]
 
     def let_go(self) -> None:
         """Drops these references; the stage frees the objects microbatch by microbatch."""
-        for held in (self.outputs, self.leaves, self.opened, self.sent, self.cells):
+        for held in (self.outputs, self.leaves, self.opened, self.cells):
             held.clear()
 
 
@@ -68,7 +66,6 @@ class Halfway:
                 stage.outputs,
                 stage.leaves,
                 dict(stage.parcels.opened),
-                dict(stage.parcels.sent),
                 stage.recomputed.leave(),
             )
             for stage in stages
@@ -102,7 +99,6 @@ class Halfway:
             stage.layers = left.layers
             stage.outputs[:], stage.leaves[:] = left.outputs, left.leaves
             stage.parcels.opened.update(left.opened)
-            stage.parcels.sent.update(left.sent)
             stage.recomputed.resume(left.cells)
             stage.name(left.keywords)
             left.let_go()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -87,7 +87,7 @@ class Segment(nn.Module):
         return self._buffers[key]
 
     def part(self) -> Runnable:
-        """The segment, for `run`."""
+        """The segment as a stage runs it."""
         return self.index, self._with, self._modules
 
     def _with(self, values: Values) -> Here:
@@ -95,20 +95,8 @@ class Segment(nn.Module):
 
     def forward(self, env: Environment) -> Any:
         """Runs the segment's piece of the cut tape that the values belong to."""
-        return run([self.part()], Environment(env.cut_tape, dict(env.values)))
-
-
-def run(parts: Sequence[Runnable], env: Environment) -> Any:
-    """Runs consecutive segments on values; returns as the last one's forward.
-
-    Values that nobody needs any more are taken from the environment, and freed.
-    """
-    pieces, values = env.cut_tape.pieces, env.values
-    for index, here_of, modules in parts:
-        pieces[index].run(values, here_of, modules)
-    index, here_of, _ = parts[-1]
-    output = pieces[index].output
-    return env if output is None else output(values, here_of)
+        piece = env.cut_tape.pieces[self.index]
+        return piece(Environment(env.cut_tape, dict(env.values)), self._with, self._modules)
 
 
 def _is_same(then: tuple[Tensor, int] | None, now: tuple[Tensor, int]) -> bool:

@@ -118,9 +118,9 @@ def _how(
 
 def _parcels(stage: Stage, microbatch: int) -> Iterator[list[Tensor]]:
     """The tensors that have come past the previous stage."""
-    for parcel in stage.parcels.come.get(microbatch, ()):
-        if parcel.sender != BATCH:
-            yield list(parcel.values.values())
+    for sender, values, _ in stage.parcels.come.get(microbatch, ()):
+        if sender != BATCH:
+            yield list(values.values())
 
 
 def _copies(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -4,7 +4,7 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import Mock
 
 import pytest
@@ -229,7 +229,7 @@ def test_nothing_is_held_after_a_step_that_failed(gpus: FakeCuda, devices: str) 
             parcels = stage.parcels
             assert not parcels.come
             assert not parcels.opened
-            assert not parcels.sent
+            assert not parcels.answers
         remember.remove()
         pipe.zero_grad()
         expected = plain_step(plain, case, 4)
@@ -274,3 +274,46 @@ def test_a_budget_runs_its_sample_through_them() -> None:
     sample = {name: value[:2] for name, value in case.inputs.items()}
     budget = pykern.Budget(1e9, sample, case.target[:2])
     check(case, schedules.one_f_one_b(4, 4), "cpu:4", recompute=budget)
+
+
+class Lazy(nn.Module):
+    """Copies its argument while there is a reason to, else returns it."""
+
+    reasons: ClassVar[list[str]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clone() if self.reasons else x
+
+
+class Repeats(nn.Module):
+    """The last block uses a tensor, under its second name between uses of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.lazy = Lazy()
+        self.last = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.first.weight.sum()
+        same = self.lazy(x)
+        return self.last(x * 1.1) + torch.sin(same * 0.7) + torch.cos(x * 1.3) + same * 0.3
+
+
+@pytest.mark.parametrize("devices", ["cpu:2", "cuda"])
+def test_a_tensor_that_occurs_twice_stays_one(
+    gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch, devices: str
+) -> None:
+    plan = schedules.one_f_one_b(2, 4)
+    case = Skips(Repeats(), {"x": torch.randn(16, 6)}, torch.randn(16, 6))
+    plain = twin_of(case)
+    names = devices if devices == "cpu:2" else gpus_of(plan)
+    monkeypatch.setattr(Lazy, "reasons", ["recorded"])
+    with pipeline(case, plan, names, ["last"], whole=["lazy"]) as pipe:
+        # The first two steps are recorded, and have two tensors.
+        for number in range(4):
+            if number == 2:
+                Lazy.reasons.clear()
+            expected = plain_step(plain, case, 4)
+            assert torch.equal(pipe.step(**case.inputs, target=case.target), expected)
+            assert_same_state(pipe, plain)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,12 +17,10 @@ from ..autograd.landing import Landing, Through, landed, take
 from ..autograd.split import Work, backward_to_inputs
 from .forward import calls_of
 from .hand_over import again
+from .transport import TakeIn
 
 if TYPE_CHECKING:
     from .stage import Run, Stage
-
-# `Transport.take_in`.
-TakeIn = Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]]
 
 
 def straight(stage: Stage, take_in: TakeIn | None = None) -> Run:
@@ -34,23 +32,24 @@ def straight(stage: Stage, take_in: TakeIn | None = None) -> Run:
     """
     outputs_of, gradients_of, leaves_of = stage.outputs, stage.gradients, stage.leaves
     run_backward, previous = stage.run_backward, stage.previous
+    parcels, back = stage.parcels, stage.transport.back
+    answers, opened = parcels.answers, parcels.opened
 
     def backward(microbatch: int) -> None:
         outputs, gradients = outputs_of[microbatch], gradients_of[microbatch]
-        for gradient in gradients:
+        if microbatch in answers:
+            gradients_of[microbatch] = gradients = (*gradients, *answers.pop(microbatch))
+        for gradient in gradients if outputs else (None,):
             if gradient is None:
                 graph_by_graph(stage, microbatch)
                 return
-        if take_in is not None:
-            gradients = tuple(take_in(gradients))
+        gradients = gradients if take_in is None else tuple(take_in(gradients))
         outputs_of[microbatch] = gradients_of[microbatch] = ()
         leaves = leaves_of[microbatch]
         try:
-            if not outputs:
-                found: Sequence[Tensor | None] = (None,) * len(leaves)
-            elif not leaves:
+            if not leaves:
                 run_backward(outputs, gradients, *WHOLE)
-                found = ()
+                found: Sequence[Tensor | None] = ()
             elif len(leaves) == 1:
                 landing = Landing(leaves[0])
                 try:
@@ -68,6 +67,8 @@ def straight(stage: Stage, take_in: TakeIn | None = None) -> Run:
             raise
         if previous is not None:
             leaves_of[microbatch] = ()
+            if microbatch in opened:
+                found = parcels.answer(microbatch, found, back)
             previous.gradients[microbatch] = found
 
     return backward
@@ -82,24 +83,6 @@ def giving_back(stage: Stage, run: Run) -> Run:
         run(microbatch)
         found = previous.gradients[microbatch]
         previous.gradients[microbatch] = back(microbatch, maker, found)
-
-    return backward
-
-
-def with_parcels(stage: Stage, run: Run) -> Run:
-    """Adds gradients from farther stages before B, and sends gradients to farther stages after."""
-    parcels = stage.parcels
-
-    def backward(microbatch: int) -> None:
-        if microbatch in parcels.sent:
-            answers = parcels.answers(microbatch)
-            stage.gradients[microbatch] = (*stage.gradients[microbatch], *answers)
-        run(microbatch)
-        if microbatch in parcels.opened:
-            assert stage.previous is not None
-            found = stage.previous.gradients[microbatch]
-            given = parcels.answer(microbatch, found, stage.transport)
-            stage.previous.gradients[microbatch] = given
 
     return backward
 
@@ -201,9 +184,9 @@ def _run(stage: Stage, microbatch: int, through: Through) -> None:
     Each graph is freed before the next one begins; at level `layer` the next graph is made then. At
     the end, the gradients for the previous stage are found, and not yet sent.
     """
-    given = stage.gradients[microbatch]
-    if stage.parcels.sent:
-        given = (*given, *stage.parcels.answers(microbatch))
+    given, parcels = stage.gradients[microbatch], stage.parcels
+    if microbatch in parcels.answers:
+        given = (*given, *parcels.answers.pop(microbatch))
     outputs, gradients = _used(stage.outputs[microbatch], stage.transport.take_in(given))
     stage.outputs[microbatch] = stage.gradients[microbatch] = ()
     del given
@@ -220,8 +203,8 @@ def _run(stage: Stage, microbatch: int, through: Through) -> None:
     found = landed(stage.leaves[microbatch], through, outputs, gradients)
     if stage.previous is not None:
         stage.leaves[microbatch] = ()
-        if stage.parcels.opened:
-            found = stage.parcels.answer(microbatch, found, stage.transport)
+        if microbatch in parcels.opened:
+            found = parcels.answer(microbatch, found, stage.transport.back)
         stage.previous.gradients[microbatch] = found
 
 

@@ -17,19 +17,19 @@ from ...tensors.trees import flatten, tensors_of, unflatten
 from ...torch_private.bare_calls import BareCalls, bare_calls
 from ...trace import Segment
 from ...trace.segment import Runnable
-from ...trace.segment import run as run_segments
 from ..autograd.cut import copies
 from ..recompute.cell import Calls, run
 from .skips import open_parcels
+from .transport import Arrive
 
 if TYPE_CHECKING:
     from .stage import Run, Stage
 
 
-def straight(stage: Stage) -> Run:
+def straight(stage: Stage, arrive: Arrive | None = None) -> Run:
     """Calls layer after layer, and hands over the result of the last one."""
     if are_segments(stage.layers):
-        return _segments(stage)
+        return _segments(stage, arrive)
     arguments, outputs, hand_over = stage.arguments, stage.outputs, stage.hand_over
     # The layers are unpacked here, because unpacking takes as long as a call.
     layers = stage.layers
@@ -58,7 +58,7 @@ def are_segments(layers: Sequence[nn.Module]) -> bool:
     return all([isinstance(layer, Segment) for layer in layers])
 
 
-def _segments(stage: Stage) -> Run:
+def _segments(stage: Stage, arrive: Arrive | None) -> Run:
     """Runs all segments of a recorded forward in one go, and hands over the result.
 
     Values are taken out of the environment as they are used, which is this stage's alone.
@@ -74,9 +74,12 @@ def _segments(stage: Stage) -> Run:
             arguments[microbatch] = None
             (env,) = given
             if microbatch in come:
-                open_parcels(stage, microbatch, env)
+                open_parcels(stage, microbatch, env, arrive)
             now = parts if stage.layers is layers else _parts(stage.layers)
-            outputs[microbatch] = hand_over(microbatch, run_segments(now, env))
+            value, pieces = env, env.cut_tape.pieces
+            for index, here_of, modules in now:
+                value = pieces[index](env, here_of, modules)
+            outputs[microbatch] = hand_over(microbatch, value)
 
     return forward
 
@@ -120,13 +123,13 @@ def _on_copies(layer: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     return layer(*copies(arguments), **named)
 
 
-def with_parcels(stage: Stage, compute: Run) -> Run:
+def with_parcels(stage: Stage, compute: Run, arrive: Arrive | None) -> Run:
     """Adds values from farther stages to the arguments from the previous stage."""
 
     def forward(microbatch: int) -> None:
         given = stage.arguments[microbatch]
         if microbatch in stage.parcels.come and given is not None:
-            open_parcels(stage, microbatch, given[0])
+            open_parcels(stage, microbatch, given[0], arrive)
         del given
         compute(microbatch)
 

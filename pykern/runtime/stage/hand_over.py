@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...trace import Environment
 from ..autograd.cut import cut, hidden_in
 from .skips import apart, ends_of
+from .transport import There
 
 if TYPE_CHECKING:
     from .stage import Stage
 
 # Gets a microbatch, and the output of the last layer.
 HandOver = Callable[[int, Any], Sequence[Tensor]]
-# `Transport.there`.
-There = Callable[[int, int, Sequence[Tensor]], Sequence[Tensor]]
 
 
 def to_next(stage: Stage, there: There | None = None) -> HandOver:
@@ -47,36 +45,30 @@ def to_next(stage: Stage, there: There | None = None) -> HandOver:
 
 
 def values_to_next(stage: Stage) -> HandOver:
-    """As `to_next`, for the values that a recorded forward hands over, if all are tensors."""
-    following, way = stage.next, stage.index + 1
+    """As `to_next`, for the values that a recorded forward hands over."""
+    following, way, send = stage.next, stage.index + 1, stage.parcels.send
     assert following is not None
 
     def hand_over(microbatch: int, output: Any) -> Sequence[Tensor]:
-        if not isinstance(output, Environment):
-            return by_transport(stage, microbatch, output)
         values = output.values
         near, farther = output.cut_tape.ways[way]
-        # A tensor that occurs twice stays one tensor.
-        handed: dict[int, Tensor] = {}
+        # A tensor that occurs twice stays one tensor, which takes longer.
+        if len(near) > 1 and len({id(values[number]) for number in near}) < len(near):
+            return by_transport(stage, microbatch, output)
         landed: dict[int, Tensor] = {}
         outputs: list[Tensor] = []
         leaves: list[Tensor] = []
         for number in near:
             value = values[number]
-            if not isinstance(value, Tensor):
-                return by_transport(stage, microbatch, output)
-            leaf = handed.get(id(value))
-            if leaf is None:
-                handed[id(value)] = leaf = value.detach()
-                if value.requires_grad:
-                    outputs.append(value)
-                    leaves.append(leaf.requires_grad_())
-            landed[number] = leaf
+            landed[number] = leaf = value.detach()
+            if value.requires_grad:
+                outputs.append(value)
+                leaves.append(leaf.requires_grad_())
         output.values = landed
         following.arguments[microbatch] = (output,)
         following.leaves[microbatch] = leaves
         if farther:
-            outputs += stage.parcels.send(microbatch, values, farther, stage.transport)
+            outputs += send(microbatch, values, farther, None)
         return tuple(outputs)
 
     return hand_over
@@ -98,7 +90,7 @@ def by_transport(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]
     following.leaves[microbatch] = handed.leaves
     if not farther:
         return handed.outputs
-    ends = stage.parcels.send(microbatch, output.values, farther, stage.transport)
+    ends = stage.parcels.send(microbatch, output.values, farther, stage.transport.there)
     return (*handed.outputs, *ends)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from ...trace.cut_tape import Environment, Farther, Values
 from ...trace.routes import BATCH
 from ..microbatch import to_device
-from .transport import Transport
+from .transport import Arrive, Back, There
 
 if TYPE_CHECKING:
     from .stage import Stage
@@ -29,21 +28,9 @@ def ends_of(values: Values, farther: Farther) -> list[Tensor]:
     return [value for value in farther_values if value.requires_grad]
 
 
-@dataclass(slots=True)
-class Parcel:
-    """Values of one microbatch on their way to a stage, and the gradients that come back.
-
-    Attributes:
-        sender: the stage that they come from, or `BATCH`.
-        values: detached; values that get a gradient require it. Empty after arrival.
-        leaves: the values that get a gradient, in the graph of the receiving stage.
-        gradients: of the leaves, on their way back.
-    """
-
-    sender: int
-    values: Values
-    leaves: Sequence[Tensor] = ()
-    gradients: Sequence[Tensor | None] = ()
+# Values of one microbatch on their way: the stage that they come from, or `BATCH`; the detached
+# values, those that get a gradient requiring it; and the latter.
+Parcel = tuple[int, Values, Sequence[Tensor]]
 
 
 class Parcels:
@@ -56,8 +43,9 @@ class Parcels:
     Attributes:
         of_stages: by stage, the parcels of the same replica.
         come: by microbatch, the parcels that F will open.
-        opened: by microbatch, the parcels that B or I will answer.
-        sent: by microbatch, the parcels whose answers B or I will take.
+        opened: by microbatch, the senders that wait for gradients of the last leaves, each with the
+            number of its leaves.
+        answers: by microbatch, the gradients from farther stages, in the order of `ends_of`.
     """
 
     def __init__(self, stage: int, device: torch.device) -> None:
@@ -65,14 +53,14 @@ class Parcels:
         self._device = device
         self.of_stages: Sequence[Parcels] = ()
         self.come: dict[int, list[Parcel]] = {}
-        self.opened: dict[int, list[Parcel]] = {}
-        self.sent: dict[int, list[Parcel]] = {}
+        self.opened: dict[int, list[tuple[int, int]]] = {}
+        self.answers: dict[int, Sequence[Tensor | None]] = {}
 
     def clear(self) -> None:
         """Releases all parcels."""
         self.come.clear()
         self.opened.clear()
-        self.sent.clear()
+        self.answers.clear()
 
     def give(self, microbatch: int, values: Values, farther: Farther) -> None:
         """Gives later stages the values of the batch that they use.
@@ -83,78 +71,65 @@ class Parcels:
             there = self.of_stages[reader]
             mine = to_device({number: values[number] for number in numbers}, there._device)
             # The list is replaced: a parcel left in it is of a replica that did not run it.
-            there.come[microbatch] = [Parcel(BATCH, mine)]
+            there.come[microbatch] = [(BATCH, mine, ())]
 
     def send(
-        self, microbatch: int, values: Values, farther: Farther, transport: Transport
+        self, microbatch: int, values: Values, farther: Farther, there: There | None
     ) -> list[Tensor]:
         """F sends values to the farther stages that use them; returns `ends_of` them."""
         ends: list[Tensor] = []
         # Loops, since a comprehension is a call before Python 3.12.
         for reader, numbers in farther:
-            before = len(ends)
-            detached = []
+            sent = {}
             for number in numbers:
-                detached.append(values[number].detach())
-            landed = transport.there(microbatch, reader, detached)
-            sent = dict(zip(numbers, landed, strict=True))
+                sent[number] = values[number].detach()
+            if there is not None:
+                landed = there(microbatch, reader, list(sent.values()))
+                sent = dict(zip(numbers, landed, strict=True))
+            leaves = []
             for number, leaf in sent.items():
                 value = values[number]
                 if value.requires_grad:
                     ends.append(value)
-                    leaf.requires_grad_()
-            parcel = Parcel(self._stage, sent)
-            self.of_stages[reader].come.setdefault(microbatch, []).append(parcel)
-            if len(ends) > before:
-                self.sent.setdefault(microbatch, []).append(parcel)
+                    leaves.append(leaf.requires_grad_())
+            come = self.of_stages[reader].come
+            come.setdefault(microbatch, []).append((self._stage, sent, leaves))
         return ends
 
     def answer(
-        self, microbatch: int, gradients: Sequence[Tensor | None], transport: Transport
+        self, microbatch: int, gradients: Sequence[Tensor | None], back: Back
     ) -> Sequence[Tensor | None]:
         """B or I sends the gradients of opened parcels back.
 
         Args:
             microbatch: its number.
             gradients: of the values from the previous stage, then of those of opened parcels.
-            transport: of the stage.
+            back: `Transport.back` of the stage.
 
         Returns:
             The gradients of the values from the previous stage.
         """
-        parcels = self.opened.pop(microbatch, ())
         end = len(gradients)
-        for parcel in reversed(parcels):
-            start = end - len(parcel.leaves)
-            parcel.leaves = ()
-            parcel.gradients = transport.back(microbatch, parcel.sender, gradients[start:end])
+        for sender, count in reversed(self.opened.pop(microbatch)):
+            start = end - count
+            given = back(microbatch, sender, gradients[start:end])
+            # The backward of the farthest stage is the first.
+            answers = self.of_stages[sender].answers
+            answers[microbatch] = (*given, *answers.get(microbatch, ()))
             end = start
         return gradients[:end]
 
-    def answers(self, microbatch: int) -> list[Tensor | None]:
-        """B or I takes the gradients that have come back, in the order of `ends_of`."""
-        found: list[Tensor | None] = []
-        for parcel in self.sent.pop(microbatch, ()):
-            found += parcel.gradients
-        return found
 
-
-def open_parcels(stage: Stage, microbatch: int, env: Environment) -> None:
+def open_parcels(stage: Stage, microbatch: int, env: Environment, arrive: Arrive | None) -> None:
     """F takes the parcels that have come into its values; its B will answer them."""
-    parcels, values = stage.parcels, env.values
-    leaves = [*stage.leaves[microbatch]]
-    for parcel in parcels.come.pop(microbatch):
-        if parcel.sender == BATCH:
-            values |= parcel.values
-            continue
-        taken = stage.transport.arrive(list(parcel.values.values()))
-        values |= zip(parcel.values, taken, strict=True)
-        parcel.values = {}
-        before = len(leaves)
-        for value in taken:
-            if value.requires_grad:
-                leaves.append(value)
-        if len(leaves) > before:
-            parcel.leaves = leaves[before:]
-            parcels.opened.setdefault(microbatch, []).append(parcel)
-    stage.leaves[microbatch] = leaves
+    parcels = stage.parcels
+    for sender, values, leaves in parcels.come.pop(microbatch):
+        env.values |= values
+        mine = leaves
+        if arrive is not None and sender != BATCH:
+            taken = arrive(list(values.values()))
+            env.values |= zip(values, taken, strict=True)
+            mine = [value for value in taken if value.requires_grad]
+        if mine:
+            stage.leaves[microbatch] = (*stage.leaves[microbatch], *mine)
+            parcels.opened.setdefault(microbatch, []).append((sender, len(mine)))

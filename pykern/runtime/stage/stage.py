@@ -135,7 +135,8 @@ class Stage:
         by_calls = named or self.copies_input or self.look is not None
         # A neighbour stage that only holds handed-over values has no layers.
         by_calls = by_calls or not self.layers
-        compute = forward.by_calls(self) if by_calls else forward.straight(self)
+        arrive = None if is_plain else self.transport.arrive
+        compute = forward.by_calls(self) if by_calls else forward.straight(self, arrive)
         if self.recomputed.has_levels:
             compute = by_level.at_levels(self, compute)
             if self.recomputed.by_stage and not (by_calls or self.draws.possible):
@@ -144,7 +145,7 @@ class Stage:
             compute = forward.drawing(self, compute)
         opens = not by_calls and forward.are_segments(self.layers)
         if self._is_recorded and (self.recomputed.has_levels or not opens):
-            compute = forward.with_parcels(self, compute)
+            compute = forward.with_parcels(self, compute, arrive)
         if not is_plain and self.previous and getattr(self.finish, "keeps_graphs", False):
             compute = forward.keeping(self, compute)
         self.bare_forward = compute
@@ -164,8 +165,6 @@ class Stage:
         if self.look_back is None:
             arrive = None if is_plain or self.next is None else self.transport.take_in
             run = backward.straight(self, arrive)
-            if self._is_recorded:
-                run = backward.with_parcels(self, run)
             if self.recomputed.has_levels:
                 run = backward.in_one_segment(self, run)
             run = backward.watched(self, run) if self.draws.possible else run
@@ -238,10 +237,12 @@ class Stage:
         if arguments and isinstance(arguments[0], Environment):
             env = arguments[0]
             near, farther = env.cut_tape.ways[BATCH + 1]
+            # F takes values out of its environment, and the batch keeps its own.
+            values = env.values.copy()
             if farther:
                 self.parcels.give(microbatch, env.values, farther)
-            # F takes values out of its environment, and the batch keeps its own.
-            arguments = (Environment(env.cut_tape, {n: env.values[n] for n in near}),)
+                values = {number: values[number] for number in near}
+            arguments = (Environment(env.cut_tape, values),)
         # A batch may be on the host or on another GPU.
         if arguments is not None and self.device.type != "cpu":
             arguments = to_device(arguments, self.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,13 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from .stage import Stage
+
+
+# Methods of `Transport`.
+There = Callable[[int, int, Sequence[Tensor]], Sequence[Tensor]]
+Back = Callable[[int, int, Sequence[Tensor | None]], Sequence[Tensor | None]]
+Arrive = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+TakeIn = Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]]
 
 
 class Transport:
