@@ -36,7 +36,7 @@ class Notes final : public Client {
         return position != failing;
     }
 
-    // What a step ran, which the next one begins anew.
+    // The actions that have run, of which the next step begins anew.
     std::vector<Position> taken() { return std::exchange(run_here, {}); }
 
     std::vector<Position> run_here;

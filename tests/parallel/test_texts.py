@@ -194,7 +194,11 @@ def test_the_package_reads_nothing_that_could_run() -> None:
         if (names := forbidden_in(ast.parse(path.read_text())))
     }
     # A rehearsal hands on the call of the script, which then loads to the CPU in place of a GPU.
-    assert found == {"rehearse/on_cpu.py": ["torch.load"]}
+    # Lines that call what a forward has called are made of numbers and quoted names of modules.
+    assert found == {
+        "rehearse/on_cpu.py": ["torch.load"],
+        "trace/cut_tape.py": ["exec", "compile"],
+    }
 
 
 @pytest.mark.parametrize(
