@@ -200,7 +200,7 @@ DROPOUT = [23 + STASHES, 18 + STASHES, 21 + STASHES]
             Skips,
             "B",
             {"sample": torch.ones(2, WIDTH)},
-            {"F": [4, 3, 8], "B": [2, 3, 6]},
+            {"F": [4, 3, 8], "B": [3, 4, 7]},
             id="skips",
         ),
         pytest.param(named, "B", {}, {"F": [6, 6, 9], "B": [2, 4, 4]}, id="keywords"),

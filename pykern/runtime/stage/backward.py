@@ -32,13 +32,9 @@ def straight(stage: Stage, take_in: TakeIn | None = None) -> Run:
     """
     outputs_of, gradients_of, leaves_of = stage.outputs, stage.gradients, stage.leaves
     run_backward, previous = stage.run_backward, stage.previous
-    parcels, back = stage.parcels, stage.transport.back
-    answers, opened = parcels.answers, parcels.opened
 
     def backward(microbatch: int) -> None:
         outputs, gradients = outputs_of[microbatch], gradients_of[microbatch]
-        if microbatch in answers:
-            gradients_of[microbatch] = gradients = (*gradients, *answers.pop(microbatch))
         for gradient in gradients if outputs else (None,):
             if gradient is None:
                 graph_by_graph(stage, microbatch)
@@ -67,8 +63,6 @@ def straight(stage: Stage, take_in: TakeIn | None = None) -> Run:
             raise
         if previous is not None:
             leaves_of[microbatch] = ()
-            if microbatch in opened:
-                found = parcels.answer(microbatch, found, back)
             previous.gradients[microbatch] = found
 
     return backward
@@ -83,6 +77,23 @@ def giving_back(stage: Stage, run: Run) -> Run:
         run(microbatch)
         found = previous.gradients[microbatch]
         previous.gradients[microbatch] = back(microbatch, maker, found)
+
+    return backward
+
+
+def with_parcels(stage: Stage, run: Run) -> Run:
+    """Adds gradients from farther stages before B, and sends gradients to farther stages after."""
+    parcels, previous, back = stage.parcels, stage.previous, stage.transport.back
+    answers, opened, gradients = parcels.answers, parcels.opened, stage.gradients
+
+    def backward(microbatch: int) -> None:
+        if microbatch in answers:
+            gradients[microbatch] = (*gradients[microbatch], *answers.pop(microbatch))
+        run(microbatch)
+        if microbatch in opened:
+            assert previous is not None
+            found = parcels.answer(microbatch, previous.gradients[microbatch], back)
+            previous.gradients[microbatch] = found
 
     return backward
 

@@ -165,6 +165,8 @@ class Stage:
         if self.look_back is None:
             arrive = None if is_plain or self.next is None else self.transport.take_in
             run = backward.straight(self, arrive)
+            if self._is_recorded:
+                run = backward.with_parcels(self, run)
             if self.recomputed.has_levels:
                 run = backward.in_one_segment(self, run)
             run = backward.watched(self, run) if self.draws.possible else run
