@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <numeric>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -50,8 +51,8 @@ class Notes final : public Client {
 };
 
 std::vector<Position> up_to(std::size_t end) {
-    std::vector<Position> positions;
-    for (Position position = 0; position < end; ++position) positions.push_back(position);
+    std::vector<Position> positions(end);
+    std::iota(positions.begin(), positions.end(), Position{0});
     return positions;
 }
 

@@ -26,7 +26,7 @@ from .stream import WorkerFlow
 
 
 class Workers:
-    """Runs plans on worker threads, one for each device.
+    """Runs plans on worker threads, one for each device; short steps of one on the caller's.
 
     Args:
         num_devices: number of worker threads.
