@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from math import inf
-from typing import Any, Generic, TypeVar, final, overload
+from typing import Any, Generic, TypeVar, overload
 
-from torch import Tensor
+from torch import Tensor, layout
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from pykern.interop.torch_runtime import PlanSchedule
@@ -447,12 +447,21 @@ class HoldForks:
     def __exit__(self, *exception: object) -> None: ...
 
 def refuse_after_hasty_fork() -> None: ...
-
-@final
-class Landing:
-    def __new__(cls, leaf: Tensor) -> Landing: ...
-    def __call__(self, gradient: Tensor) -> None: ...
-    def take(self) -> Tensor | None: ...
+def prepare_collect(
+    tensor: type[Tensor],
+    strided: layout,
+    storage_of: Callable[[Tensor], int],
+    holders_at: Callable[[int], int],
+    settled: Callable[[Tensor], Tensor],
+) -> None: ...
+def collect(
+    engine: Callable[..., object],
+    options: tuple[object, ...],
+    outputs: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    leaves: Sequence[Tensor],
+    /,
+) -> tuple[Tensor | None, ...] | None: ...
 
 class HeldClaim:
     # Made by `claim` alone.

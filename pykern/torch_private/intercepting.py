@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Self
 
 import torch
@@ -18,34 +19,47 @@ from torch.library import fallthrough_kernel
 # fallthrough to their usual kernels.
 _KEY = "TESTING_ONLY_GenericMode"
 _key: Any = torch._C._parse_dispatch_key(_KEY)
-# The name of the interceptor among the objects that torch carries to the threads of a backward.
-_NAME = "pykern.interceptor"
+_carried = torch._C._get_obj_in_tls
 _include = torch._C._dispatch_tls_set_dispatch_key_included
-_stashed = torch._C._get_obj_in_tls
-_is_stashed = torch._C._is_key_in_tls
 # Not objects of class Library, whose kernels an exit handler removes. A later handler may run a
 # step, and so may a child that is forked meanwhile.
 _libraries: dict[str, Any] = {}
 _watched: set[str] = set()
+# The name of the interceptor among the objects that torch carries to the threads of a backward.
+_NAME = "pykern"
 
 
-def _stash_owned(name: str, value: object) -> None:
-    """Stashes an object with a reference, which torch 2.11 releases later but does not take."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
-    torch._C._stash_obj_in_tls(name, value)
+class _Here(threading.local):
+    """The interceptor in force on this thread."""
+
+    inner: Interceptor | None = None
 
 
-def _stashing() -> Callable[[str, object], None]:
+_here = _Here()
+
+
+# Has torch carry an interceptor to the threads of this thread's backwards. Empty without a GPU: a
+# backward then runs on the thread that calls it. torch copies what it carries for each node of each
+# backward, which takes as long as a small operation, and never drops a name.
+_carry: list[Callable[[Interceptor | None], None]] = []
+
+
+def _carrying() -> Callable[[Interceptor | None], None]:
+    """A function that carries to the threads that run the backwards of GPUs."""
+    stash = torch._C._stash_obj_in_tls
     probe = object()
     before = sys.getrefcount(probe)
-    torch._C._stash_obj_in_tls(_NAME + ".probe", probe)
+    stash(_NAME, probe)
     if sys.getrefcount(probe) > before:
-        return torch._C._stash_obj_in_tls
+        return partial(stash, _NAME)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
-    return _stash_owned
 
+    def stash_owned(value: Interceptor | None) -> None:
+        """Takes the reference that torch 2.11 does not take, and releases."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+        stash(_NAME, value)
 
-_stash = _stashing()
+    return stash_owned
 
 
 class Operation:
@@ -110,37 +124,41 @@ class Interceptor:
         raise AssertionError(f"{self} does not draw: {func}, {args}, {kwargs}")
 
     def __enter__(self) -> Self:
-        # Written out, here and below: every action would pay for the calls of `interceptor` and
-        # `set_interceptor`.
-        self._outer = _stashed(_NAME) if _is_stashed(_NAME) else None
-        _stash(_NAME, self)
+        self._outer = _here.inner
+        _here.inner = self
+        for carry in _carry:
+            carry(self)
         _include(_key, True)
         return self
 
     def __exit__(self, *_: object) -> None:
         _include(_key, self._outer is not None)
-        _stash(_NAME, self._outer)
+        _here.inner = self._outer
+        for carry in _carry:
+            carry(self._outer)
 
 
 def interceptor() -> Interceptor | None:
     """The interceptor that is in force on this thread."""
-    # Not whether the key is included: torch 2.11 cannot compile a caller that asks for this.
-    return _stashed(_NAME) if _is_stashed(_NAME) else None
+    return _here.inner
 
 
 def set_interceptor(instead: Interceptor | None) -> None:
     """Sets the interceptor in force on this thread; None for no interceptor."""
     if instead is None:
-        # The key is excluded before the stash is emptied, because an included key may be called.
+        # The key is excluded first, because an included key may be called.
         _include(_key, False)
-        _stash(_NAME, None)
-    else:
-        _stash(_NAME, instead)
+    _here.inner = instead
+    for carry in _carry:
+        carry(instead)
+    if instead is not None:
         _include(_key, True)
 
 
 def watch_draws() -> None:
     """Registers the operations that may draw, from all libraries loaded by now."""
+    if not _carry and torch.cuda.is_initialized():
+        _carry.append(_carrying())
     _look_up(len(sys.modules), len(torch.ops.loaded_libraries))
 
 
@@ -183,20 +201,34 @@ def _new_library(namespace: str) -> Any:
 
 def _intercepted(func: Operation) -> Callable[..., Any]:
     """The kernel that has an operation drawn as the interceptor in force does it."""
+    num_before = func.num_before_generator
+    method = func.method
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        inner = _stashed(_NAME)
-        outer = inner._outer
+        mine = _here.inner
+        # A thread of autograd has what was carried there.
+        inner = _carried(_NAME) if mine is None else mine
+        own, outer = inner.generator, inner._outer
+        # As `takes_generator`, which is a call.
+        if (
+            own is not None
+            and outer is None
+            and not kwargs
+            and 0 < len(args) <= num_before
+            and type(args[0]) is Tensor
+            and args[0].is_cpu
+        ):
+            _include(_key, False)
+            try:
+                return method(*args, generator=own)
+            finally:
+                _include(_key, True)
         _include(_key, outer is not None)
-        _stash(_NAME, outer)
+        _here.inner = outer
         try:
-            own = inner.generator
-            if own is None or not takes_generator(func, args, kwargs):
-                return inner.draw(func, args, kwargs)
-            kwargs["generator"] = own
-            return func.method(*args, **kwargs)
+            return inner.draw(func, args, kwargs)
         finally:
-            _stash(_NAME, inner)
+            _here.inner = mine
             _include(_key, True)
 
     return kernel

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import threading
 from collections.abc import Callable
 from ctypes import CFUNCTYPE, byref, c_char_p, c_int32, c_uint64, c_void_p
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pykern import torch_private
 from pykern.runtime.autograd.graph import saved_by
-from pykern.torch_private import NODES_LAST
+from pykern.torch_private import NODES_LAST, intercepting
 from pykern.torch_private import profiler as torch_profiler
 
 
@@ -304,9 +305,50 @@ def test_operations_that_may_draw_are_intercepted_and_no_others():
     assert len(inner.asked) == len(names)
 
 
-def test_an_interceptor_is_held_as_long_as_it_is_in_force_and_no_longer():
+def test_nothing_is_carried_without_a_gpu(python):
+    """Every node of every backward would pay for it."""
+    program = """
+import torch, pykern
+pipe = pykern.Pipeline(
+    [torch.nn.Dropout(0.5)], devices="cpu:1", schedule="gpipe", microbatches=1, loss_fn=torch.mean
+)
+pipe(torch.ones(2, 2))
+pipe.close()
+print(torch._C._is_key_in_tls("pykern"))
+"""
+    assert python("-c", program).stdout == "False\n"
+
+
+def test_a_thread_of_autograd_has_the_interceptor_that_was_carried_there(monkeypatch):
+    torch_private.watch_draws()
+    monkeypatch.setattr(intercepting, "_carry", [intercepting._carrying()])
+    carried = intercepting._carried
+    found = []
+    with Draws() as draws:
+        assert carried("pykern") is draws
+        with Draws() as inner:
+            assert carried("pykern") is inner
+        assert carried("pykern") is draws
+
+        def as_torch_does():
+            torch._C._stash_obj_in_tls("pykern", draws)
+            intercepting._include(intercepting._key, True)
+            torch.rand(2)
+            found.append(torch_private.interceptor())
+
+        thread = threading.Thread(target=as_torch_does)
+        thread.start()
+        thread.join()
+    assert carried("pykern") is None
+    assert draws.asked == [("aten.rand.default", None)]
+    assert found == [None]
+
+
+@pytest.mark.parametrize("on_gpus", [False, True])
+def test_an_interceptor_is_held_as_long_as_it_is_in_force_and_no_longer(on_gpus, monkeypatch):
     """Torch 2.11 releases a reference that it never took."""
     torch_private.watch_draws()
+    monkeypatch.setattr(intercepting, "_carry", [intercepting._carrying()] if on_gpus else [])
     none = sys.getrefcount(None)
     draws = Draws()
     before = sys.getrefcount(draws)

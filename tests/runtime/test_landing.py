@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,21 +15,25 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pykern
-from pykern._C import Landing
+from pykern._C import collect
 from pykern.budget.live_bytes import LiveBytes
 from pykern.kernels.head_loss import WithGradients
-from pykern.runtime.autograd.landing import take
+from pykern.torch_private import WHOLE, run_backward
 
 
 def leaf_of(*shape: int) -> Tensor:
     return torch.randn(*shape, requires_grad=True)
 
 
+def gradients_of(loss: Tensor, *leaves: Tensor) -> Sequence[Tensor | None]:
+    found = collect(run_backward, WHOLE, (loss,), (torch.ones_like(loss),), leaves)
+    assert found is not None
+    return found
+
+
 def test_a_gradient_lands_instead_of_in_grad() -> None:
     leaf = leaf_of(2, 3)
-    landing = Landing(leaf)
-    (leaf * 3).sum().backward()
-    gradient = landing.take()
+    (gradient,) = gradients_of((leaf * 3).sum(), leaf)
     assert gradient is not None
     assert gradient.tolist() == [[3.0] * 3] * 2
     assert leaf.grad is None
@@ -39,17 +44,17 @@ def test_a_gradient_lands_instead_of_in_grad() -> None:
 
 
 def test_a_gradient_that_does_not_come_is_none() -> None:
-    leaf = leaf_of(2)
-    assert Landing(leaf).take() is None
+    leaf, other = leaf_of(2), leaf_of(2)
+    found = gradients_of(other.sum(), leaf, other)
+    assert found[0] is None
+    assert found[1] is not None
     assert leaf._backward_hooks is None
 
 
 def test_hooks_of_layers_come_first_and_stay() -> None:
     leaf = leaf_of(2)
     handle = leaf.register_hook(lambda gradient: gradient * 10)
-    landing = Landing(leaf)
-    leaf.sum().backward()
-    gradient = landing.take()
+    (gradient,) = gradients_of(leaf.sum(), leaf)
     assert gradient is not None
     assert gradient.tolist() == [10.0, 10.0]
     assert leaf._backward_hooks is not None
@@ -57,23 +62,53 @@ def test_hooks_of_layers_come_first_and_stay() -> None:
     handle.remove()
 
 
-def test_one_that_is_never_taken_can_be_collected() -> None:
+@pytest.mark.parametrize("outputs", [0, 1])
+def test_nothing_runs_where_an_output_has_no_gradient(outputs: int) -> None:
     leaf = leaf_of(2)
-    Landing(leaf)
-    gone = weakref.ref(leaf)
-    del leaf
-    gc.collect()
-    assert gone() is None
+    given = (leaf.sum(),) * outputs
+    assert collect(run_backward, WHOLE, given, (None,) * outputs, (leaf,)) is None
+    assert leaf._backward_hooks is None
 
 
-@pytest.mark.parametrize("arguments", [(), (1, 2)])
-def test_it_is_made_of_one_leaf_and_called_with_one_gradient(arguments: tuple[Any, ...]) -> None:
-    with pytest.raises(TypeError):
-        Landing(*arguments)
-    with pytest.raises(TypeError):
-        Landing(leaf_of(1))(*arguments)
+def test_a_failed_backward_leaves_all_leaves_as_they_were() -> None:
+    leaves = [leaf_of(2) for _ in range(3)]
+
+    def fail(gradient: Tensor) -> None:
+        raise ValueError("no")
+
+    middle = leaves[0] * 2
+    middle.register_hook(fail)
+    with pytest.raises(ValueError, match="no"):
+        gradients_of((middle + leaves[1] + leaves[2]).sum(), *leaves)
+    for leaf in leaves:
+        assert leaf.requires_grad
+        assert leaf._backward_hooks is None
+        assert leaf.grad is None
+
+
+def test_leaves_are_restored_where_one_is_no_tensor() -> None:
+    leaf = leaf_of(2)
     with pytest.raises(AttributeError):
-        Landing(1)  # type: ignore[arg-type]
+        collect(run_backward, WHOLE, (leaf.sum(),), (torch.ones(()),), (leaf, 1))  # type: ignore[arg-type]
+    assert leaf._backward_hooks is None
+
+
+def test_a_backward_leaves_nothing_that_holds_its_leaves() -> None:
+    leaf = leaf_of(2)
+    gradients_of(leaf.sum(), leaf)
+    gone = weakref.ref(leaf)
+    gc.disable()
+    try:
+        del leaf
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("arguments", [(), (run_backward, WHOLE, (), (), 1)])
+def test_it_takes_five_arguments_of_its_kinds(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError, match="collect takes"):
+        collect(*arguments)
 
 
 def test_gradients_that_a_loss_brings_are_looked_at_by_torch() -> None:
@@ -104,13 +139,20 @@ def test_gradients_that_share_memory_are_copied_also_where_they_have_no_values(f
     with FakeTensorMode() if fake else nullcontext():
         leaves = [torch.randn(2, 3, 4, requires_grad=True) for _ in range(3)]
         alone = torch.randn(2, 3, requires_grad=True)
-        landings = [Landing(leaf) for leaf in (*leaves, alone)]
         joined = torch.cat(leaves, -1) @ torch.randn(12, 5)
-        (joined.sum() + (alone @ torch.randn(3, 3)).sum()).backward()
+        loss = joined.sum() + (alone @ torch.randn(3, 3)).sum()
         live = LiveBytes()
-        with live:
-            found = [take(landing) for landing in landings]
+
+        def engine(*given: Any) -> None:
+            run_backward(*given)
+            live.__enter__()
+
+        found = collect(engine, WHOLE, (loss,), (torch.ones_like(loss),), (*leaves, alone))
+        try:
             # A view has the memory from a first element to a last, with all that lies between; the
             # last view has the memory to itself by then.
             assert live.now == 2 * 4 * (5 * 12 + 4)
+        finally:
+            live.__exit__(None, None, None)
+        assert found is not None
         assert all(gradient is not None for gradient in found)

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Plan
-from pykern.runtime.autograd.landing import Landing, copy_of, span, take
+from pykern.runtime.autograd.landing import collect, copy_of, span
 from pykern.runtime.loss import Losses
 from pykern.runtime.random.seed import StepSeed
 from pykern.runtime.stage.stage import Stage
 from pykern.runtime.stage.transport import connect
+from pykern.torch_private import WHOLE, run_backward
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.plans import two_replicas
 from tests.runtime.strided_models import MODELS, Call, cuts, inputs, loss_of
@@ -201,9 +202,10 @@ def test_a_gradient_in_memory_of_its_own_is_not_copied() -> None:
         leaf = torch.randn(3, 4, requires_grad=True)
         addresses: list[int] = []
         leaf.register_hook(lambda gradient, to=addresses: to.append(gradient.data_ptr()))
-        landing = Landing(leaf)
-        function(leaf).sum().backward()
-        gradient = take(landing)
+        loss = function(leaf).sum()
+        found = collect(run_backward, WHOLE, (loss,), (torch.ones(()),), (leaf,))
+        assert found is not None
+        (gradient,) = found
         assert gradient is not None
         assert [gradient.data_ptr()] == addresses
         assert leaf.grad is None

@@ -12,27 +12,23 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..._C import Landing
+from ..._C import collect, prepare_collect
 from ...torch_private import holders_at, num_holders, storage_of
 from .failed import let_go
 
-__all__ = ["Landing", "copy_of", "landed", "memory_of", "span", "take"]
+__all__ = ["collect", "copy_of", "landed", "memory_of", "settled", "span"]
 
 # Runs a backward through one graph, given its outputs, their gradients, and its leaves.
 Through = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], None]
 
 
-def take(landing: Landing) -> Tensor | None:
-    """The gradient of the leaf, in memory that nothing else writes; restores the leaf.
+def settled(gradient: Tensor) -> Tensor:
+    """The gradient in memory that nothing else writes.
 
     torch makes a gradient the `.grad` of a parameter if the tensor has one holder, although other
     tensors may be views of the gradient. The next microbatch writes into that memory.
     """
-    gradient = landing.take()
-    # Most gradients are alone in their memory; this is a part of every backward.
-    if type(gradient) is Tensor and gradient.layout is _STRIDED:
-        if holders_at(storage_of(gradient)) == 1:
-            return gradient
+    if type(gradient) is Tensor and gradient.layout is torch.strided:
         # A view holds its base tensor.
         alone = num_holders(gradient) <= _ALONE + gradient._is_view()
         return gradient if alone else copy_of(gradient)
@@ -72,18 +68,13 @@ def landed(
     gradients: Sequence[Tensor],
 ) -> Sequence[Tensor | None]:
     """The gradients of the leaves, after a backward from the outputs, if there are any."""
-    if not outputs:
-        return (None,) * len(leaves)
-    landings = [Landing(leaf) for leaf in leaves]
     try:
-        through(outputs, gradients, leaves)
+        found = collect(through, (leaves,), outputs, gradients, leaves)
     except BaseException:
         let_go()
         raise
-    finally:
-        found = tuple([take(landing) for landing in landings])
-    return found
+    return (None,) * len(leaves) if found is None else found
 
 
-_STRIDED = torch.strided
 _ALONE = num_holders(torch.empty(1))
+prepare_collect(Tensor, torch.strided, storage_of, holders_at, settled)

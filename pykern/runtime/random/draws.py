@@ -13,7 +13,7 @@ from ...kernels import seeds
 from ...modes import set_states
 from ...plan import Action, Kind
 from .compiled import Whole, WholeStates
-from .eager import Begins, OwnState, RefuseInBackward, Repeat, know_operations, refusal
+from .eager import Begins, KnownState, OwnState, RefuseInBackward, Repeat, know_operations, refusal
 from .seed import StepSeed, action_seed, default_generator, generators_lent
 
 _NO_MODE = nullcontext()
@@ -111,6 +111,12 @@ class Draws:
         if self._whole:
             return self._whole_forward(seed, index)
         return OwnState(self, seed, index)
+
+    def known(self) -> KnownState | None:
+        """The modes of all forward actions on the CPU, if there is nothing left to watch."""
+        own = torch.default_generator in self.generators
+        watched = self.only_seeds or len(self._whole) > 0 or not own
+        return None if watched else KnownState(self, self._seed)
 
     def backward(
         self, kind: Kind, microbatch: int, form: object = None

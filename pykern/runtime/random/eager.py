@@ -65,7 +65,7 @@ class OwnState(Interceptor):
         self._microbatch = microbatch
         # The stage's generators in this action, by the default generators in whose places they are.
         self._seeded: dict[torch.Generator, torch.Generator] = {}
-        # Whether the stage is known to draw more than kernel seeds, so that watching may end.
+        # Watching ends when the stage is known to draw more than kernel seeds.
         self._is_known = not draws.only_seeds
         # Then the operations that take this action's generator are given it, and nobody is asked.
         if self._is_known and seed.is_used and torch.default_generator in draws.generators:
@@ -132,6 +132,35 @@ class OwnState(Interceptor):
             self._draws.watched(
                 drew=self._drew, num_seeds=self._num_seeds, only_seeds=self._only_seeds
             )
+
+
+class KnownState(OwnState):
+    """As `OwnState`, for one action after another of a stage that is known to draw on the CPU.
+
+    Args:
+        draws: of the stage.
+        seed: of the step, or of all batches in flight.
+    """
+
+    # Nothing is watched.
+    __exit__ = Interceptor.__exit__
+
+    def __init__(self, draws: Draws, seed: StepSeed) -> None:
+        super().__init__(draws, seed, 0)
+        self._steps = seed
+        self.generator = self._first = draws.generators[torch.default_generator]
+
+    def of(self, microbatch: int) -> OwnState:
+        """The state of a microbatch's action; ends the state of the action before it."""
+        seed, index = self._steps.of(microbatch)
+        # The first draw of a step takes its seed.
+        if not seed.is_used:
+            return OwnState(self._draws, seed, index)
+        self._seed, self._microbatch = seed, index
+        self._seeded = {torch.default_generator: self._first}
+        stage = self._draws.stage
+        self._first.manual_seed(mixed(seed.of_stages.get(stage) or seed.of_stage(stage), index))
+        return self
 
 
 class Repeat(Interceptor):

@@ -13,11 +13,11 @@ from ...modes import both
 from ...plan import Kind
 from ...torch_private import WHOLE
 from ..autograd.failed import let_go
-from ..autograd.landing import Landing, Through, landed, take
+from ..autograd.landing import Through, collect, landed
 from ..autograd.split import Work, backward_to_inputs
 from .forward import calls_of
 from .hand_over import again
-from .transport import TakeIn
+from .transport import Back, TakeIn
 
 if TYPE_CHECKING:
     from .stage import Run, Stage
@@ -27,7 +27,6 @@ def straight(stage: Stage, take_in: TakeIn | None = None) -> Run:
     """B of one graph, all of whose outputs have a gradient.
 
     `take_in` moves gradients from later stages into memory that B may keep, if they are elsewhere.
-    A `Landing` collects the gradient of a leaf in place of `.grad`; `take` gets that gradient.
     `WHOLE` tells torch's engine to go through the whole graph and to free it.
     """
     outputs_of, gradients_of, leaves_of = stage.outputs, stage.gradients, stage.leaves
@@ -35,33 +34,18 @@ def straight(stage: Stage, take_in: TakeIn | None = None) -> Run:
 
     def backward(microbatch: int) -> None:
         outputs, gradients = outputs_of[microbatch], gradients_of[microbatch]
-        for gradient in gradients if outputs else (None,):
-            if gradient is None:
-                graph_by_graph(stage, microbatch)
-                return
-        gradients = gradients if take_in is None else tuple(take_in(gradients))
+        if take_in is not None and outputs and all([one is not None for one in gradients]):
+            gradients = tuple(take_in(gradients))
         outputs_of[microbatch] = gradients_of[microbatch] = ()
-        leaves = leaves_of[microbatch]
         try:
-            if not leaves:
-                run_backward(outputs, gradients, *WHOLE)
-                found: Sequence[Tensor | None] = ()
-            elif len(leaves) == 1:
-                landing = Landing(leaves[0])
-                try:
-                    run_backward(outputs, gradients, *WHOLE)
-                finally:
-                    found = (take(landing),)
-            else:
-                landings = list(map(Landing, leaves))
-                try:
-                    run_backward(outputs, gradients, *WHOLE)
-                finally:
-                    found = tuple(map(take, landings))
+            found = collect(run_backward, WHOLE, outputs, gradients, leaves_of[microbatch])
         except BaseException:
             let_go()
             raise
-        if previous is not None:
+        if found is None:
+            outputs_of[microbatch], gradients_of[microbatch] = outputs, gradients
+            graph_by_graph(stage, microbatch)
+        elif previous is not None:
             leaves_of[microbatch] = ()
             previous.gradients[microbatch] = found
 
@@ -81,9 +65,12 @@ def giving_back(stage: Stage, run: Run) -> Run:
     return backward
 
 
-def with_parcels(stage: Stage, run: Run) -> Run:
-    """Adds gradients from farther stages before B, and sends gradients to farther stages after."""
-    parcels, previous, back = stage.parcels, stage.previous, stage.transport.back
+def with_parcels(stage: Stage, run: Run, back: Back | None) -> Run:
+    """Adds gradients from farther stages before B, and sends gradients to farther stages after.
+
+    `back` moves these, if they have to move.
+    """
+    parcels, previous = stage.parcels, stage.previous
     answers, opened, gradients = parcels.answers, parcels.opened, stage.gradients
 
     def backward(microbatch: int) -> None:

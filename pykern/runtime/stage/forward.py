@@ -18,6 +18,7 @@ from ...torch_private.bare_calls import BareCalls, bare_calls
 from ...trace import Segment
 from ...trace.segment import Runnable
 from ..autograd.cut import copies
+from ..random.eager import KnownState
 from ..recompute.cell import Calls, run
 from .skips import open_parcels
 from .transport import Arrive
@@ -156,12 +157,24 @@ def keeping(stage: Stage, compute: Run) -> Run:
     return forward
 
 
-def drawing(stage: Stage, compute: Run) -> Run:
-    """Draws random numbers from the action's own state, until an F is seen not to draw."""
-    draws = stage.draws
+def drawing(stage: Stage, compute: Run, known: KnownState | None) -> Run:
+    """Draws random numbers from the action's own state, until an F is seen not to draw.
+
+    With `known`, nothing is left to see, and no R repeats the draws.
+    """
+    draws, arguments = stage.draws, stage.arguments
+    if known is not None:
+        state_of = known.of
+
+        def known_forward(microbatch: int) -> None:
+            if arguments[microbatch] is not None:
+                with state_of(microbatch):
+                    compute(microbatch)
+
+        return known_forward
 
     def forward(microbatch: int) -> None:
-        if stage.arguments[microbatch] is None:
+        if arguments[microbatch] is None:
             return
         with draws.forward(microbatch) as state:
             draws.state = state

@@ -93,43 +93,45 @@ class Parcels:
                     ends.append(value)
                     leaves.append(leaf.requires_grad_())
             come = self.of_stages[reader].come
-            come.setdefault(microbatch, []).append((self._stage, sent, leaves))
+            come[microbatch] = [*come.get(microbatch, ()), (self._stage, sent, leaves)]
         return ends
 
     def answer(
-        self, microbatch: int, gradients: Sequence[Tensor | None], back: Back
+        self, microbatch: int, gradients: Sequence[Tensor | None], back: Back | None
     ) -> Sequence[Tensor | None]:
         """B or I sends the gradients of opened parcels back.
 
         Args:
             microbatch: its number.
             gradients: of the values from the previous stage, then of those of opened parcels.
-            back: `Transport.back` of the stage.
+            back: `Transport.back` of the stage; None where nothing has to move.
 
         Returns:
             The gradients of the values from the previous stage.
         """
         end = len(gradients)
         for sender, count in reversed(self.opened.pop(microbatch)):
-            start = end - count
-            given = back(microbatch, sender, gradients[start:end])
+            given, end = gradients[end - count : end], end - count
+            if back is not None:
+                given = back(microbatch, sender, given)
             # The backward of the farthest stage is the first.
             answers = self.of_stages[sender].answers
             answers[microbatch] = (*given, *answers.get(microbatch, ()))
-            end = start
         return gradients[:end]
 
 
 def open_parcels(stage: Stage, microbatch: int, env: Environment, arrive: Arrive | None) -> None:
     """F takes the parcels that have come into its values; its B will answer them."""
-    parcels = stage.parcels
+    here, parcels, answered = env.values, stage.parcels, []
     for sender, values, leaves in parcels.come.pop(microbatch):
-        env.values |= values
+        here.update(values)
         mine = leaves
         if arrive is not None and sender != BATCH:
             taken = arrive(list(values.values()))
-            env.values |= zip(values, taken, strict=True)
+            here.update(zip(values, taken, strict=True))
             mine = [value for value in taken if value.requires_grad]
         if mine:
             stage.leaves[microbatch] = (*stage.leaves[microbatch], *mine)
-            parcels.opened.setdefault(microbatch, []).append((sender, len(mine)))
+            answered.append((sender, len(mine)))
+    if answered:
+        parcels.opened[microbatch] = answered

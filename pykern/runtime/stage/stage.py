@@ -142,7 +142,8 @@ class Stage:
             if self.recomputed.by_stage and not (by_calls or self.draws.possible):
                 compute = by_level.in_one_graph(self, compute)
         if self.draws.possible:
-            compute = forward.drawing(self, compute)
+            bare = is_plain and not self.recomputed.has_levels
+            compute = forward.drawing(self, compute, self.draws.known() if bare else None)
         opens = not by_calls and forward.are_segments(self.layers)
         if self._is_recorded and (self.recomputed.has_levels or not opens):
             compute = forward.with_parcels(self, compute, arrive)
@@ -166,7 +167,7 @@ class Stage:
             arrive = None if is_plain or self.next is None else self.transport.take_in
             run = backward.straight(self, arrive)
             if self._is_recorded:
-                run = backward.with_parcels(self, run)
+                run = backward.with_parcels(self, run, None if is_plain else self.transport.back)
             if self.recomputed.has_levels:
                 run = backward.in_one_segment(self, run)
             run = backward.watched(self, run) if self.draws.possible else run
@@ -239,12 +240,9 @@ class Stage:
         if arguments and isinstance(arguments[0], Environment):
             env = arguments[0]
             near, farther = env.cut_tape.ways[BATCH + 1]
-            # F takes values out of its environment, and the batch keeps its own.
-            values = env.values.copy()
             if farther:
                 self.parcels.give(microbatch, env.values, farther)
-                values = {number: values[number] for number in near}
-            arguments = (Environment(env.cut_tape, values),)
+                env.values = {number: env.values[number] for number in near}
         # A batch may be on the host or on another GPU.
         if arguments is not None and self.device.type != "cpu":
             arguments = to_device(arguments, self.device)
