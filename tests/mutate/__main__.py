@@ -30,6 +30,7 @@ from bench.report import environment
 
 from .mutant import Mutant
 from .of_capture import OF_CAPTURE
+from .of_draws import OF_DRAWS
 from .of_exec import OF_EXEC
 from .of_issuing import OF_ISSUING
 from .of_plan import OF_PLAN
@@ -50,6 +51,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *OF_RINGS,
     *OF_CAPTURE,
     *OF_STAGES,
+    *OF_DRAWS,
 )
 # A test of pytest takes seconds, a build minutes, on a busy machine several times as long.
 TEST_LIMIT_S = 240

@@ -305,18 +305,58 @@ def test_operations_that_may_draw_are_intercepted_and_no_others():
     assert len(inner.asked) == len(names)
 
 
-def test_nothing_is_carried_without_a_gpu(python):
+class Gives(Draws):
+    """Has a generator for those that take one."""
+
+    generator = torch.Generator()
+
+    def draw(self, func, args, kwargs):
+        kwargs.setdefault("generator", self.generator)
+        return super().draw(func, args, kwargs)
+
+
+def test_a_generator_is_given_without_asking_where_that_is_all():
+    torch_private.watch_draws()
+    x = torch.zeros(64)
+    Gives.generator.manual_seed(1)
+    with Gives() as gives:
+        x.bernoulli_(0.5)
+        assert gives.asked == []
+        same = torch.Generator().manual_seed(1)
+        assert torch.equal(x, torch.zeros(64).bernoulli_(0.5, generator=same))
+        gives.asked.clear()
+        x.bernoulli_(0.5, generator=torch.Generator())
+        with torch.no_grad():
+            torch.nn.Parameter(torch.zeros(64)).bernoulli_(0.5)
+    name = "aten.bernoulli_.float"
+    assert gives.asked == [(name, None)] * 2
+    with Draws() as outer:
+        with Gives() as gives:
+            x.bernoulli_(0.5)
+        assert gives.asked == [(name, outer)]
+        assert outer.asked == [(name, None)]
+        x.bernoulli_(0.5)
+    assert outer.asked == [(name, None)] * 2
+
+
+@pytest.mark.parametrize("is_initialized", [False, True])
+def test_nothing_is_carried_without_a_gpu(monkeypatch, is_initialized):
     """Every node of every backward would pay for it."""
-    program = """
-import torch, pykern
-pipe = pykern.Pipeline(
-    [torch.nn.Dropout(0.5)], devices="cpu:1", schedule="gpipe", microbatches=1, loss_fn=torch.mean
-)
-pipe(torch.ones(2, 2))
-pipe.close()
-print(torch._C._is_key_in_tls("pykern"))
-"""
-    assert python("-c", program).stdout == "False\n"
+    monkeypatch.setattr(intercepting, "_carry", [])
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_initialized)
+    found = []
+
+    def draw():
+        torch_private.watch_draws()
+        with Draws():
+            torch.rand(2)
+        found.append(torch._C._is_key_in_tls("pykern"))
+
+    # What was carried once stays with its thread.
+    thread = threading.Thread(target=draw)
+    thread.start()
+    thread.join()
+    assert found == [is_initialized]
 
 
 def test_a_thread_of_autograd_has_the_interceptor_that_was_carried_there(monkeypatch):

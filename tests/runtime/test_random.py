@@ -11,7 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 import pykern
 from pykern import schedules
-from pykern.runtime.random.seed import action_seed
+from pykern.runtime.random.draws import Draws
+from pykern.runtime.random.eager import NoteOwn
+from pykern.runtime.random.seed import StepSeed, action_seed
 from tests.runtime.plans import split_backward
 
 
@@ -195,6 +197,68 @@ def test_a_pipeline_in_a_layer_draws_by_the_state_of_the_action_around_it() -> N
     for output, number in results:
         assert torch.equal(output, results[0][0])
         assert torch.equal(number, after)
+
+
+def many_draws(x: Tensor) -> Tensor:
+    """Draws with the generator as the one thing by name, beside others, never, and a given one."""
+    x = F.dropout(x, 0.5) + torch.rand_like(x, dtype=x.dtype)
+    x = torch.native_dropout(x, 0.5, True)[0] + F.rrelu(x, training=True)
+    own = torch.Generator().manual_seed(3)
+    return x + torch.rand(x.shape) + torch.zeros_like(x).normal_(generator=own)
+
+
+def within_a_mode(x: Tensor) -> Tensor:
+    """Draws within another interceptor, as a pipeline in a layer does."""
+    with NoteOwn():
+        return F.dropout(x, 0.5)
+
+
+@pytest.mark.parametrize("call", [many_draws, within_a_mode])
+def test_every_step_draws_what_the_plain_model_draws_by_the_seeds(
+    call: Callable[[Tensor], Tensor],
+) -> None:
+    """From the second step on, nobody watches what is drawn."""
+    x = torch.randn(6, 4)
+    with pykern.Pipeline([Calls(call), Calls(call)], devices="cpu:2", microbatches=3) as pipe:
+        for number in range(4):
+            torch.manual_seed(number)
+            step = int(torch.empty((), dtype=torch.int64).random_())
+            expected = []
+            for microbatch, part in enumerate(x.split(2)):
+                value = part
+                for stage in range(2):
+                    torch.manual_seed(action_seed(step, stage, microbatch))
+                    value = call(value)
+                expected.append(value)
+            torch.manual_seed(number)
+            assert torch.equal(pipe(x), torch.cat(expected))
+
+
+def test_a_stage_is_known_when_nothing_is_left_to_watch() -> None:
+    draws = Draws(0)
+    draws.begin(StepSeed(), "train")
+    assert draws.known() is None
+    draws.generators[torch.default_generator] = torch.Generator()
+    draws.watched(drew=True, num_seeds=1, only_seeds=True)
+    assert draws.known() is None
+    draws.watched(drew=True, num_seeds=1, only_seeds=False)
+    assert draws.known() is not None
+    draws.begin(StepSeed(), "train", torch.device("cpu"))
+    assert draws.known() is None
+    draws.begin(StepSeed(), "train")
+    draws.generators.clear()
+    assert draws.known() is None
+
+
+def test_a_known_stage_that_draws_no_more_takes_no_number() -> None:
+    drawn: list[bool | None] = [True, True, False, False, True, True]
+    with pykern.Pipeline([Sometimes(drawn)], devices="cpu:1", microbatches=2) as pipe:
+        moved = []
+        for _ in range(3):
+            before = torch.default_generator.get_state()
+            pipe(torch.ones(2, 2))
+            moved.append(not torch.equal(before, torch.default_generator.get_state()))
+    assert moved == [True, False, True]
 
 
 def test_what_others_draw_meanwhile_is_theirs() -> None:

@@ -52,19 +52,8 @@ def values_to_next(stage: Stage) -> HandOver:
     def hand_over(microbatch: int, output: Any) -> Sequence[Tensor]:
         values = output.values
         near, farther = output.cut_tape.ways[way]
-        if len(near) == 1:
-            (number,) = near
-            value = values[number]
-            leaf = value.detach()
-            output.values = {number: leaf}
-            following.arguments[microbatch] = (output,)
-            ends: tuple[Tensor, ...] = ()
-            following.leaves[microbatch] = ()
-            if value.requires_grad:
-                ends, following.leaves[microbatch] = (value,), (leaf.requires_grad_(),)
-            return (*ends, *send(microbatch, values, farther, None)) if farther else ends
         # A tensor that occurs twice stays one tensor, which takes longer.
-        if len({id(values[number]) for number in near}) < len(near):
+        if len(near) > 1 and len({id(values[number]) for number in near}) < len(near):
             return by_transport(stage, microbatch, output)
         landed: dict[int, Tensor] = {}
         outputs: list[Tensor] = []

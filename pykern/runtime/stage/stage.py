@@ -99,7 +99,9 @@ class Stage:
     ) -> None:
         """Begins a step. `levels`: the recompute level of each microbatch; empty for none."""
         # An interrupt may have left objects of the last step.
-        self._clear(num_microbatches)
+        if self.finish is not None:
+            self.end()
+        self._make_room(num_microbatches)
         self.go_on(seed, finish, levels)
 
     def go_on(self, seed: StepSeed, finish: Finish, levels: Sequence[Level | None] = ()) -> None:
@@ -144,8 +146,9 @@ class Stage:
         if self.draws.possible:
             bare = is_plain and not self.recomputed.has_levels
             compute = forward.drawing(self, compute, self.draws.known() if bare else None)
-        opens = not by_calls and forward.are_segments(self.layers)
-        if self._is_recorded and (self.recomputed.has_levels or not opens):
+        if self._is_recorded and (
+            self.recomputed.has_levels or by_calls or not forward.are_segments(self.layers)
+        ):
             compute = forward.with_parcels(self, compute, arrive)
         if not is_plain and self.previous and getattr(self.finish, "keeps_graphs", False):
             compute = forward.keeping(self, compute)
@@ -184,15 +187,13 @@ class Stage:
 
     def end(self) -> None:
         """Releases all objects of the step."""
-        self._clear(0)
-
-    def _clear(self, num_microbatches: int) -> None:
-        self.finish = None
         self.layers = self.originals
         # F and B as composed for this step, with the objects that they hold.
         self.hand_over = self.bare_forward = self.bare_backward = _outside_a_step
         self.recomputed.end()
-        self._make_room(num_microbatches)
+        self._make_room(0)
+        # The last, so that after an interrupt all of this runs again.
+        self.finish = None
 
     def _make_room(self, num_microbatches: int) -> None:
         # The arguments of the first layer; None for a microbatch without rows.
