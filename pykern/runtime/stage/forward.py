@@ -162,9 +162,9 @@ def drawing(stage: Stage, compute: Run, known: KnownState | None) -> Run:
 
     With `known`, nothing is left to see, and no R repeats the draws.
     """
-    draws, arguments = stage.draws, stage.arguments
+    draws = stage.draws
     if known is not None:
-        state_of = known.of
+        state_of, arguments = known.of, stage.arguments
 
         def known_forward(microbatch: int) -> None:
             if arguments[microbatch] is not None:
@@ -174,7 +174,7 @@ def drawing(stage: Stage, compute: Run, known: KnownState | None) -> Run:
         return known_forward
 
     def forward(microbatch: int) -> None:
-        if arguments[microbatch] is None:
+        if stage.arguments[microbatch] is None:
             return
         with draws.forward(microbatch) as state:
             draws.state = state
