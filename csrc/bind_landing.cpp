@@ -108,7 +108,7 @@ void free(PyObject* object) {
     Py_DECREF(type);
 }
 
-// What `collect` uses of torch and of the package. It lives as long as the process.
+// Parts of torch and of the package that `collect` uses. They live as long as the process.
 struct Collecting {
     PyTypeObject* landing = nullptr;
     py::object tensor;      // the type
@@ -134,8 +134,8 @@ int is_alone(PyObject* gradient) {
     const auto storage =
         py::reinterpret_steal<py::object>(PyObject_CallOneArg(use.storage_of.ptr(), gradient));
     if (!storage) return -1;
-    const auto holders = py::reinterpret_steal<py::object>(
-        PyObject_CallOneArg(use.holders_at.ptr(), storage.ptr()));
+    const auto holders =
+        py::reinterpret_steal<py::object>(PyObject_CallOneArg(use.holders_at.ptr(), storage.ptr()));
     if (!holders) return -1;
     const long number = PyLong_AsLong(holders.ptr());
     return number == -1 && PyErr_Occurred() != nullptr ? -1 : static_cast<int>(number == 1);
@@ -154,8 +154,8 @@ py::object settled_of(PyObject* landing) {
 
 // The gradients of landings, which restore their leaves whatever is raised.
 PyObject* settled_of(const std::vector<py::object>& landings) {
-    auto found = py::reinterpret_steal<py::object>(
-        PyTuple_New(static_cast<Py_ssize_t>(landings.size())));
+    auto found =
+        py::reinterpret_steal<py::object>(PyTuple_New(static_cast<Py_ssize_t>(landings.size())));
     for (std::size_t i = 0; i < landings.size(); ++i) {
         if (PyErr_Occurred() != nullptr) {
             const py::error_scope kept;
@@ -192,8 +192,7 @@ PyObject* collect(PyObject* /*unused*/, PyObject* const* given, Py_ssize_t count
     }
     std::vector<py::object> landings;
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(leaves); ++i) {
-        PyObject* landing =
-            made_for(collecting().landing, PySequence_Fast_GET_ITEM(leaves, i));
+        PyObject* landing = made_for(collecting().landing, PySequence_Fast_GET_ITEM(leaves, i));
         if (landing == nullptr) return settled_of(landings);
         landings.push_back(py::reinterpret_steal<py::object>(landing));
     }
@@ -213,12 +212,10 @@ void bind_landing(py::module_& module) {
         PyType_Slot{Py_tp_call, reinterpret_cast<void*>(call)},
         PyType_Slot{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
         PyType_Slot{Py_tp_clear, reinterpret_cast<void*>(clear)},
-        PyType_Slot{Py_tp_dealloc, reinterpret_cast<void*>(free)},
-        PyType_Slot{0, nullptr}};
-    static PyType_Spec spec{"pykern._C.Landing", sizeof(Landing), 0,
-                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
-                                Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                            slots.data()};
+        PyType_Slot{Py_tp_dealloc, reinterpret_cast<void*>(free)}, PyType_Slot{0, nullptr}};
+    static PyType_Spec spec{
+        "pykern._C.Landing", sizeof(Landing), 0,
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots.data()};
     PyObject* const type = PyType_FromSpec(&spec);
     if (type == nullptr) throw py::error_already_set();
     collecting().landing = reinterpret_cast<PyTypeObject*>(type);
@@ -234,7 +231,7 @@ void bind_landing(py::module_& module) {
             use.settled = std::move(settled);
         },
         py::arg("tensor"), py::arg("strided"), py::arg("storage_of"), py::arg("holders_at"),
-        py::arg("settled"));
+        py::arg("settled"), "Sets the parts of torch, and of the package, that `collect` uses.");
     static std::array<PyMethodDef, 2> functions{
         PyMethodDef{"collect", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(collect)),
                     METH_FASTCALL,

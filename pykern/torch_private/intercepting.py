@@ -29,13 +29,13 @@ _watched: set[str] = set()
 _NAME = "pykern"
 
 
-class _Here(threading.local):
+class _OfThread(threading.local):
     """The interceptor in force on this thread."""
 
     inner: Interceptor | None = None
 
 
-_here = _Here()
+_here = _OfThread()
 
 
 # Has torch carry an interceptor to the threads of this thread's backwards. Empty without a GPU: a

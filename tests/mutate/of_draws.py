@@ -3,7 +3,7 @@
 from .mutant import mutants, of_runtime
 
 RANDOM = of_runtime("random")
-TORCH = ("tests/project/test_torch_private.py",)
+TORCH = ("tests/project/test_intercepting.py",)
 
 OF_DRAWS = (
     *mutants(
