@@ -233,7 +233,7 @@ void bind_landing(py::module_& module) {
         py::arg("tensor"), py::arg("strided"), py::arg("storage_of"), py::arg("holders_at"),
         py::arg("settled"), "Sets the parts of torch, and of the package, that `collect` uses.");
     static std::array<PyMethodDef, 2> functions{
-        PyMethodDef{"collect", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(collect)),
+        PyMethodDef{"collect", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(collect)),
                     METH_FASTCALL,
                     "Runs a backward and gives the gradients of leaves; None, and nothing is run, "
                     "where an output has no gradient."},
