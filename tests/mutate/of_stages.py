@@ -17,6 +17,12 @@ OF_STAGES = (
         ("        let_go()\n        raise\n\n\ndef", "        raise\n\n\ndef"),
     ),
     *mutants(
+        "pykern/runtime/stage/stage.py",
+        of_runtime("skips"),
+        ("values = env.values.copy()", "values = env.values"),
+        ("            arguments = (Environment(env.cut_tape, values),)\n", ""),
+    ),
+    *mutants(
         "pykern/runtime/autograd/landing.py",
         FAILED,
         ("        let_go()\n        raise\n", "        raise\n"),

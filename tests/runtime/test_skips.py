@@ -15,6 +15,7 @@ import pykern
 from pykern import schedules
 from pykern.plan import Action, Kind, Plan
 from pykern.runtime.gpu.ring_transport import RingTransport, Way
+from pykern.runtime.stage.stage import Stage
 from pykern.trace import Environment, Segment
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.conftest import expect_nothing_broken
@@ -55,8 +56,11 @@ def gpus_of(plan: Plan) -> list[str]:
     return [f"cuda:{device}" for device in range(plan.num_devices)]
 
 
-def check(case: Skips, plan: Plan, devices: Any, num_steps: int = 2, **options: Any) -> None:
-    """Steps of the pipeline and of the plain model, equal to the bit, and their outputs."""
+def check(case: Skips, plan: Plan, devices: Any, num_steps: int = 3, **options: Any) -> None:
+    """Steps of the pipeline and of the plain model, equal to the bit, and their outputs.
+
+    In the third step no stage is watched for random draws, and its segments run in one go.
+    """
     plain = twin_of(case)
     count, replicas = plan.num_microbatches, plan.placement.num_replicas
     with pipeline(case, plan, devices, **options) as pipe:
@@ -317,3 +321,24 @@ def test_a_tensor_that_occurs_twice_stays_one(
             expected = plain_step(plain, case, 4)
             assert torch.equal(pipe.step(**case.inputs, target=case.target), expected)
             assert_same_state(pipe, plain)
+
+
+@pytest.mark.parametrize("model", ["dense", "unet"])
+def test_a_batch_keeps_its_values(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """The step holds the batch, and would hold to its end what later stages left in it."""
+    given: list[tuple[Environment, dict[int, Any]]] = []
+    take = Stage.take
+
+    def noted(self: Stage, microbatch: int, arguments: Any) -> None:
+        given.append((arguments[0], arguments[0].values.copy()))
+        take(self, microbatch, arguments)
+
+    monkeypatch.setattr(Stage, "take", noted)
+    case = MODELS[model](8)
+    with pipeline(case, schedules.one_f_one_b(2, 4), "cpu:2") as pipe:
+        for _ in range(3):
+            pipe.step(**case.inputs, target=case.target)
+    assert len(given) == 3 * 4
+    for env, values in given:
+        assert env.values.keys() == values.keys()
+        assert all(env.values[number] is values[number] for number in values)

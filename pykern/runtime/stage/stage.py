@@ -241,9 +241,12 @@ class Stage:
         if arguments and isinstance(arguments[0], Environment):
             env = arguments[0]
             near, farther = env.cut_tape.ways[BATCH + 1]
+            # F changes its environment, and the step would hold what F leaves in the batch.
+            values = env.values.copy()
             if farther:
                 self.parcels.give(microbatch, env.values, farther)
-                env.values = {number: env.values[number] for number in near}
+                values = {number: values[number] for number in near}
+            arguments = (Environment(env.cut_tape, values),)
         # A batch may be on the host or on another GPU.
         if arguments is not None and self.device.type != "cpu":
             arguments = to_device(arguments, self.device)
