@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import pykern
 from pykern import schedules
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.models import Case
@@ -132,3 +133,66 @@ def test_stages_may_hand_over_what_they_did_not_make(gpus: FakeCuda, what: str) 
     with captured(case, schedules.interleaved(2, 4, 2)) as pipe:
         steps(pipe, plain, case, 4)
         assert gpus.calls("cuGraphLaunch") > 0
+
+
+class Branches(nn.Module):
+    """Reads a value, and calls one function or the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        function = torch.tanh if bool(x[0, 0] > 0) else torch.sin
+        made: Tensor = self.second(function(self.first(x)))
+        return made
+
+
+def _plain_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    parts = [F.mse_loss(model(a), b) * 0.25 for a, b in zip(x.split(4), y.split(4), strict=True)]
+    return sum(parts[1:], parts[0]).detach()
+
+
+@pytest.mark.parametrize("signs", [(-1, -1, -1, -1), (1, -1, -1, -1)])
+def test_another_branch_of_the_forward_is_not_replayed(
+    gpus: FakeCuda, signs: tuple[int, ...]
+) -> None:
+    """Of all microbatches, and of some."""
+    model, x, y = Branches(), torch.rand(ROWS, 12) + 0.1, torch.randn(ROWS, 12)
+    other = x * torch.tensor(signs).repeat_interleave(4)[:, None]
+    with pykern.Pipeline(
+        copy.deepcopy(model),
+        devices=["cuda:0", "cuda:1"],
+        schedule=schedules.one_f_one_b(2, 4),
+        loss_fn=F.mse_loss,
+        sample=x[:4],
+        split_at=["second"],
+        capture=True,
+    ) as pipe:
+        for _ in range(3):
+            assert torch.equal(pipe.step(x, target=y), _plain_loss(model, x, y))
+        launches = gpus.calls("cuGraphLaunch")
+        assert launches > 0
+        with pytest.warns(UserWarning, match="calls of the model's forward are not what was"):
+            loss = pipe.step(other, target=y)
+        assert torch.equal(loss, _plain_loss(model, other, y))
+        assert gpus.calls("cuGraphLaunch") == launches
+        assert torch.equal(pipe.step(x, target=y), _plain_loss(model, x, y))
+        assert gpus.calls("cuGraphLaunch") > launches
+
+
+def test_microbatches_of_two_branches_are_not_captured(gpus: FakeCuda) -> None:
+    model, x, y = Branches(), torch.rand(ROWS, 12) + 0.1, torch.randn(ROWS, 12)
+    with pykern.Pipeline(
+        model,
+        devices=["cuda:0", "cuda:1"],
+        schedule=schedules.one_f_one_b(2, 4),
+        loss_fn=F.mse_loss,
+        sample=x[:4],
+        split_at=["second"],
+        capture=True,
+    ) as pipe:
+        x[:4] *= -1
+        pipe.step(x, target=y)
+        with pytest.raises(RuntimeError, match="the microbatches of one batch differs"):
+            pipe.step(x, target=y)

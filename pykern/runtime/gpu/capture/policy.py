@@ -96,7 +96,10 @@ class CapturePolicy:
         if self.recording is not None and wanted == self._recorded:
             return self.recording
         if self.recording is not None or wanted is None:
-            self._warn(f"{shapes(batch)}, or the modes of the caller, are not what was captured")
+            self._warn(
+                f"{shapes(batch)}, the modes of the caller, or the calls of the model's forward "
+                "are not what was captured"
+            )
         elif wanted == self._warm and wanted != self._refused:
             self._record(program, batch, wanted)
             if self.recording is not None:

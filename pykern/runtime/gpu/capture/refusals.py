@@ -13,6 +13,8 @@ from torch.nn.modules import module as global_hooks
 from ....plan import Kind, Plan
 from ....tensors.trees import all_tensors, flatten
 from ....torch_private import HOOKS, has_live_graph
+from ....trace import Environment
+from ....trace.cut_tape import CutTape
 from ...batch import Batch
 from ...caller_state import CallerState
 from ...loss import Losses
@@ -179,10 +181,10 @@ def signature(batch: Batch, stages: Sequence[Stage]) -> tuple[Any, ...] | None:
     return described, spec, tuple(batch.rows), autocast, _are_hooked_globally(), forms, settings
 
 
-def _forms(batch: Batch) -> tuple[int, ...]:
-    """By microbatch, the id of the forward recording that runs it, or 0."""
-    first = (call[0] for call in batch.calls if call is not None)
-    return tuple(id(args[0].program) if hasattr(args[0], "program") else 0 for args in first)
+def _forms(batch: Batch) -> tuple[CutTape | None, ...]:
+    """By microbatch, the recorded forward that runs it; None without one."""
+    first = (call[0][0] for call in batch.calls if call is not None and call[0])
+    return tuple(one.cut_tape if isinstance(one, Environment) else None for one in first)
 
 
 def _described(leaf: Any) -> tuple[Any, ...]:
