@@ -92,14 +92,11 @@ def _form(kind: Activation) -> Approximate:
     return "none" if kind == "gelu" else "tanh"
 
 
-activate = define(
-    "activate(Tensor x, Tensor? bias, str kind) -> Tensor", activated, "activation:activated"
-)
+activate = define("activate(Tensor x, Tensor? bias, str kind) -> Tensor", activated)
 activate_backward = define(
     "activate_backward(Tensor gradient, Tensor x, Tensor? bias, str kind, bool again)"
     " -> (Tensor, Tensor, Tensor)",
     differentiated,
-    "activation:differentiated",
 )
 
 

@@ -70,11 +70,9 @@ losses = define(
     "cross_entropy_losses(Tensor(a!) logits, Tensor target, Tensor? scale, int num_classes,"
     " int ignore_index) -> (Tensor, Tensor)",
     losses_of_rows,
-    "cross_entropy:losses_of_rows",
 )
 gradients = define(
     "cross_entropy_gradients(Tensor(a!) logits, Tensor log_sums, Tensor target, Tensor scale,"
     " int num_classes, int ignore_index) -> ()",
     gradients_of_rows,
-    "cross_entropy:gradients_of_rows",
 )

@@ -48,9 +48,7 @@ def keeps(x: Tensor, rate: float, seed: int, place: Tensor | None) -> Tensor:
     return (words >= threshold(rate)).view(x.shape)
 
 
-_dropout = define(
-    "dropout(Tensor x, float rate, int seed, Tensor? place) -> Tensor", masked, "dropout:masked"
-)
+_dropout = define("dropout(Tensor x, float rate, int seed, Tensor? place) -> Tensor", masked)
 
 
 class _Dropout(torch.autograd.Function):

@@ -123,11 +123,9 @@ forward_op = define(
     "norm(Tensor x, Tensor? delta, Tensor weight, Tensor? bias, float eps, bool centred, "
     "ScalarType dtype, float rate, int seed, Tensor? place) -> (Tensor, Tensor, Tensor, Tensor)",
     add_and_normalise,
-    "norm:add_and_normalise",
 )
 backward_op = define(
     "norm_backward(Tensor gradient, Tensor? residual, Tensor total, Tensor weight, Tensor? bias, "
     "Tensor rstd, Tensor mean, float eps, bool centred, bool again) -> (Tensor, Tensor, Tensor)",
     gradients,
-    "norm:gradients",
 )

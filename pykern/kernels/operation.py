@@ -15,7 +15,7 @@ from torch import Tensor
 _library = torch.library.Library("pykern", "DEF")
 
 
-def define(schema: str, twin: Callable[..., Any], launcher: str) -> Any:
+def define(schema: str, twin: Callable[..., Any]) -> Any:
     """Defines `torch.ops.pykern.<name>` and returns it.
 
     An operation computes without autograd: forward and backward are two operations, and an
@@ -24,13 +24,14 @@ def define(schema: str, twin: Callable[..., Any], launcher: str) -> Any:
 
     Args:
         schema: as of `torch.library.define`, beginning with the operation's name.
-        twin: computes the operation in plain torch, on any device; also for meta tensors.
-        launcher: "module:function" in `pykern.kernels.gpu`; launches the Triton kernels.
+        twin: computes the operation in plain torch, on any device; also for meta tensors. The
+            function of the same name in the module of the same name of `pykern.kernels.gpu`
+            launches the Triton kernels.
     """
     name = schema.split("(", 1)[0]
     _library.define(schema)
     _library.impl(name, twin, "CPU")
-    _library.impl(name, _Launcher(launcher, twin), "CUDA")
+    _library.impl(name, _Launcher(twin), "CUDA")
     torch.library.register_fake(f"pykern::{name}", twin, lib=_library)
     return getattr(torch.ops.pykern, name).default
 
@@ -54,8 +55,7 @@ class _Launcher:
     Triton launches on the current GPU, wherever tensors are, so the tensors' GPU is made current.
     """
 
-    def __init__(self, where: str, twin: Callable[..., Any]) -> None:
-        self._where = where
+    def __init__(self, twin: Callable[..., Any]) -> None:
         self._twin = twin
         self._function: Callable[..., Any] | None = None
 
@@ -63,7 +63,11 @@ class _Launcher:
         if args[0].dtype is torch.float64:
             return self._twin(*args, **kwargs)
         if self._function is None:
-            module, name = self._where.split(":")
-            self._function = getattr(import_module(f"pykern.kernels.gpu.{module}"), name)
+            self._function = self._find()
         with torch.cuda.device(args[0].device):
             return self._function(*args, **kwargs)
+
+    def _find(self) -> Callable[..., Any]:
+        module = self._twin.__module__.replace(".kernels.", ".kernels.gpu.")
+        launcher: Callable[..., Any] = getattr(import_module(module), self._twin.__name__)
+        return launcher

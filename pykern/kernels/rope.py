@@ -56,12 +56,9 @@ _rope = define(
     "rope(Tensor qkv, int num_heads, int num_kv_heads, float base, int offset)"
     " -> (Tensor, Tensor, Tensor)",
     turned,
-    "rope:turned",
 )
 _rope_gradient = define(
-    "rope_gradient(Tensor q, Tensor k, Tensor v, float base, int offset) -> Tensor",
-    turned_back,
-    "rope:turned_back",
+    "rope_gradient(Tensor q, Tensor k, Tensor v, float base, int offset) -> Tensor", turned_back
 )
 
 

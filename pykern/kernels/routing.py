@@ -74,14 +74,10 @@ def _shares(logits: Tensor, experts: Tensor) -> Tensor:
 
 
 _route = define(
-    "route(Tensor logits, int num_chosen) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    chosen,
-    "routing:chosen",
+    "route(Tensor logits, int num_chosen) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", chosen
 )
 _route_gradient = define(
-    "route_gradient(Tensor gradient, Tensor logits, Tensor experts) -> Tensor",
-    chosen_gradient,
-    "routing:chosen_gradient",
+    "route_gradient(Tensor gradient, Tensor logits, Tensor experts) -> Tensor", chosen_gradient
 )
 
 

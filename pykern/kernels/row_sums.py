@@ -21,4 +21,4 @@ def summed(rows: Tensor, places: Tensor) -> Tensor:
     return wide(terms).sum(1).to(rows.dtype)
 
 
-row_sums = define("row_sums(Tensor rows, Tensor places) -> Tensor", summed, "row_sums:summed")
+row_sums = define("row_sums(Tensor rows, Tensor places) -> Tensor", summed)

@@ -70,10 +70,8 @@ def _blocks(values: Tensor) -> Tensor:
     return blocks
 
 
-_quantise = define("quantise(Tensor x, str form) -> (Tensor, Tensor)", quantised, "stash:quantised")
-_restore = define(
-    "restore(Tensor codes, Tensor scales, ScalarType dtype) -> Tensor", restored, "stash:restored"
-)
+_quantise = define("quantise(Tensor x, str form) -> (Tensor, Tensor)", quantised)
+_restore = define("restore(Tensor codes, Tensor scales, ScalarType dtype) -> Tensor", restored)
 
 
 def quantise(x: Tensor, form: StashForm = "int8") -> tuple[Tensor, Tensor]:

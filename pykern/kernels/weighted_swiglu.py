@@ -57,13 +57,10 @@ def _column(weights: Tensor, order: Tensor) -> Tensor:
 
 
 weighted_swiglu = define(
-    "weighted_swiglu(Tensor gate_up, Tensor weights, Tensor order) -> Tensor",
-    product,
-    "weighted_swiglu:product",
+    "weighted_swiglu(Tensor gate_up, Tensor weights, Tensor order) -> Tensor", product
 )
 weighted_swiglu_gradient = define(
     "weighted_swiglu_gradient(Tensor gradient, Tensor gate_up, Tensor weights, Tensor order,"
     " bool again) -> (Tensor, Tensor, Tensor)",
     product_gradient,
-    "weighted_swiglu:product_gradient",
 )

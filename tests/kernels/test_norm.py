@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pykern.kernels import norm_operation as twin
-from pykern.kernels.gpu import norm as gpu
+from pykern.kernels.gpu import norm_operation as gpu
 from pykern.kernels.norm import add_norm, layer_norm, rms_norm
 from tests.kernels.acceptance import (
     Canaries,
@@ -87,7 +87,7 @@ def test_seeds_may_be_in_memory():
 
 FAR = """
 import torch
-from pykern.kernels.gpu import norm
+from pykern.kernels.gpu import norm_operation as norm
 
 # Memory that nothing is written to is not there.
 room = torch.empty(2 * (2**31 + 100), dtype=torch.uint8).view(torch.float16)
@@ -274,7 +274,7 @@ def test_torch_accepts_the_operations(centred):
 
 LAUNCHES = """
 import torch
-from pykern.kernels.gpu import norm
+from pykern.kernels.gpu import norm_operation as norm
 
 def run(columns, centred, rate, dtype, seed=(5, None)):
     x, row = torch.empty(64, columns, dtype=dtype), torch.empty(columns, dtype=dtype)
