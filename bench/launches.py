@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import triton
 
-from pykern.kernels.gpu import activation, dropout, norm, rope
+from pykern.kernels.gpu import activation, dropout, rope
+from pykern.kernels.gpu import norm_operation as norm
 from pykern.kernels.gpu.launching import Launched
 from tests.kernels.stand_in import stand_in
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+
+from .attributes import replaced
 
 
 class ScriptFailed(Exception):
@@ -53,14 +54,3 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
                 raise
         except Exception as error:
             raise ScriptFailed from error
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Within it an attribute has another value."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

@@ -16,7 +16,7 @@ from ..runtime.recompute.recompute import INPUTS, Level
 from ..runtime.stage.stage import Stage
 from .fit import Fitted, fit
 from .level_costs import StageCosts
-from .measure import measure, with_starts
+from .measure import StageTrials, with_starts
 
 _KEEP_BITS: tuple[Level, ...] = ("none", "ops", *INPUTS)
 
@@ -67,7 +67,9 @@ class Budget:
         losses = Losses.of_one(loss_fn, self.target, in_one_memory=in_one_memory)
         levels: tuple[Level, ...] = (*_KEEP_BITS, "ops+stash") if self.stash else _KEEP_BITS
         try:
-            costs = measure(stages, (self.sample,), losses, levels, split=plan.has(Kind.I))
+            split = plan.has(Kind.I)
+            trials = StageTrials(stages, (self.sample,), losses, split=split, timed=True)
+            costs = trials.costs(levels)
         except BaseException as error:
             add_note(error, "raised while the sample of a Budget ran")
             if self.target is None and isinstance(error, TypeError):

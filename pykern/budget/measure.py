@@ -28,49 +28,6 @@ from .trial_chain import ByLevel, Copies, CostsOfActions, TrialChain
 _LARGEST_NUMBER = 8
 
 
-def measure(
-    stages: Sequence[Stage],
-    arguments: tuple[Any, ...],
-    finish: Finish,
-    levels: Sequence[Level],
-    *,
-    split: bool,
-    timed: bool = True,
-) -> list[StageCosts]:
-    """The costs of stages at each level: the best of three runs, after two that warm up.
-
-    Args:
-        stages: all stages of one replica, on their devices.
-        arguments: arguments of the first layer, for one microbatch.
-        finish: as of a step; called with microbatch 0.
-        levels: the levels to measure, at least one of them a level of the kernels.
-        split: whether backwards are I and W.
-        timed: whether to measure times; otherwise they are 0, and levels warm up once.
-    """
-    return StageTrials(stages, arguments, finish, split=split, timed=timed).costs(levels)
-
-
-def measure_bytes(
-    stages: Sequence[Stage],
-    arguments: tuple[Any, ...],
-    finish: Finish,
-    plan: Plan,
-    levels: Sequence[StageLevel],
-) -> list[StageCosts]:
-    """The bytes of stages at the level of each, without times. The arguments are as of `measure`.
-
-    Args:
-        stages: likewise.
-        arguments: likewise.
-        finish: likewise.
-        plan: whose backwards count.
-        levels: one for each stage.
-    """
-    split = plan.has(Kind.I)
-    trials = StageTrials(stages, arguments, finish, split=split, timed=False)
-    return trials.costs(named_levels(levels))
-
-
 def named_levels(levels: Sequence[StageLevel]) -> list[Level]:
     """The levels that stages have, those of kernels first."""
     named = {level for one in levels for level in (one.kept, one.rebuilt)}
@@ -80,7 +37,14 @@ def named_levels(levels: Sequence[StageLevel]) -> list[Level]:
 class StageTrials:
     """Copies of stages, and the costs that trials of them have measured so far.
 
-    The arguments are as of `measure`.
+    A time is the best of three runs, after two that warm up.
+
+    Args:
+        stages: all stages of one replica, on their devices.
+        arguments: arguments of the first layer, for one microbatch.
+        finish: as of a step; called with microbatch 0.
+        split: whether backwards are I and W.
+        timed: whether to measure times; otherwise they are 0, and levels warm up once.
     """
 
     def __init__(

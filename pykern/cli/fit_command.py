@@ -87,7 +87,7 @@ def fit(
             found = step.estimate()
             fits = found.fits(room.memory)
             tried = () if fits else changes(step)
-            change = next((one for one in tried if one.estimate.fits(room.memory)), None)
+            change = next((one for one in tried if one[1].fits(room.memory)), None)
     typer.echo(f"The memory with {microbatches} microbatches:\n{found}")
     typer.echo(f"It {'fits' if fits else 'does not fit'} in {room}: {_most(found)}.")
     if fits:
@@ -96,7 +96,7 @@ def fit(
         "Neither more microbatches, nor the optimizer on the host, nor recompute saves enough. "
         "Take more devices."
         if change is None
-        else f"It fits with {change.name}: {_most(change.estimate)}."
+        else f"It fits with {change[0]}: {_most(change[1])}."
     )
     raise typer.Exit(1)
 

@@ -13,7 +13,7 @@ from .errors import bad_input, errors_of
 from .reports import HtmlFile, PictureFile, TraceFile, require_files, show
 from .schedule_options import Given, require_owned, with_schedule_options
 from .sources import TRAINED
-from .values import BoxProfile, DeviceNames, Microbatches, number_option
+from .values import BoxProfile, DeviceNames, Microbatches, ScriptArguments, number_option
 from .workloads import Workload, workload_of
 
 if TYPE_CHECKING:
@@ -36,13 +36,7 @@ def profile(
             show_default="a small GPT",
         ),
     ] = None,
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="The script's own. Options that this command does not have are the "
-            "script's, as is everything behind --."
-        ),
-    ] = None,
+    arguments: ScriptArguments = None,
     schedule: Annotated[str, typer.Option(help=f"One of {', '.join(TRAINED)}.")] = "one_f_one_b",
     devices: DeviceNames = "cpu:2",
     microbatches: Microbatches = 4,

@@ -9,7 +9,7 @@ from ..boxes import load
 from ..script import require_script
 from .errors import bad_input, errors_of
 from .reports import HtmlFile, PictureFile, TraceFile, require_files, show
-from .values import number_option
+from .values import ScriptArguments, number_option
 
 
 def rehearse(
@@ -20,13 +20,7 @@ def rehearse(
             metavar="FILE|NAME", help="A box as for pykern topo, or 4x4090: four such GPUs."
         ),
     ],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="The script's own. Options that this command does not have are the "
-            "script's, as is everything behind --."
-        ),
-    ] = None,
+    arguments: ScriptArguments = None,
     steps: Annotated[int, number_option(about="Steps, after which the script is ended.")] = 3,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write all of it here.", show_default="none")

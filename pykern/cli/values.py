@@ -131,6 +131,13 @@ DeviceNames = Annotated[
         help='"cpu:2": two workers; "cuda": all GPUs.', parser=device_names, metavar="NAME"
     ),
 ]
+ScriptArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="The script's own. Options that this command does not have are the "
+        "script's, as is everything behind --."
+    ),
+]
 Microbatches = Annotated[int, number_option(about="Parts of each batch.")]
 RecomputeLevel = Annotated[
     Literal["none", "ops", "layer", "stage"],

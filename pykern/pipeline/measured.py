@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
+from ..attributes import replaced
 from ..parallel.data.data import DataParallel
 from ..plan import Costs, Kind, Plan, Timeline, simulate, with_reductions
 from ..plan.halves import forwards_first
@@ -69,17 +70,12 @@ class Measured(Adopted):
         last = self._last_program
         return last.copies(self._executor) if isinstance(last, Ran) else self._executor.copies(last)
 
-    @contextmanager
-    def tracing(self) -> Iterator[None]:
+    def tracing(self) -> AbstractContextManager[None]:
         """Times steps, calls and their backwards on GPUs; on CPU workers all are always timed.
 
         Timing a step waits for everything before it, and its events take time of their own.
         """
-        self._executor.traced = True
-        try:
-            yield
-        finally:
-            self._executor.traced = False
+        return replaced(self._executor, "traced", True)
 
     def reductions(self) -> Timeline:
         """The timeline of the all-reduces of gradients over processes in the last step.

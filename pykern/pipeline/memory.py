@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 from ..budget.fit_memory import most_held
 from ..budget.level_costs import StageCosts, StageLevel, levels_of_stages
-from ..budget.measure import measure_bytes, with_starts
+from ..budget.measure import StageTrials, named_levels, with_starts
 from ..columns import by_device
-from ..plan import Plan
+from ..plan import Kind, Plan
 from ..runtime import microbatch
 from ..runtime.loss import Losses
 from ..runtime.stage.stage import Stage
@@ -103,7 +103,8 @@ def memory_of(
         unknown["activations"] = "not predicted for a loss outside of the pipeline."
     else:
         with left_alone([pipe, pipe._loss_fn], [s.device for s in pipe._executor.stages]):
-            activations = activation_bytes(pipe, call, target)
+            found = held_by_stages(pipe, call, target)
+        activations = None if found is None else most_held(pipe.plan, *found)
         if activations is None:
             unknown["activations"] = "not predicted for arguments by name."
     if optimizer is None:
@@ -136,12 +137,6 @@ def stages_on(plan: Plan, stages: Sequence[Stage], device: int) -> list[Stage]:
     return [stage for stage in stages if any(of[stage.index] == device for of in homes)]
 
 
-def activation_bytes(pipe: Steps, call: Call, target: Any) -> list[float] | None:
-    """By device, the predicted peak of activations; None if the first layer gets names."""
-    found = held_by_stages(pipe, call, target)
-    return None if found is None else most_held(pipe.plan, *found)
-
-
 def held_by_stages(
     pipe: Steps, call: Call, target: Any
 ) -> tuple[list[StageCosts], list[StageLevel]] | None:
@@ -151,8 +146,9 @@ def held_by_stages(
         return None
     plan, (args, losses) = pipe.plan, of_first
     levels = levels_of_stages(plan.num_stages, pipe._levels)
-    costs = measure_bytes(pipe._executor.stages, args, losses, plan, levels)
-    return with_starts(costs, plan), levels
+    stages, split = pipe._executor.stages, plan.has(Kind.I)
+    trials = StageTrials(stages, args, losses, split=split, timed=False)
+    return with_starts(trials.costs(named_levels(levels)), plan), levels
 
 
 def args_and_loss(pipe: Steps, call: Call, target: Any) -> tuple[tuple[Any, ...], Losses] | None:

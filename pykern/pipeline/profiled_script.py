@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..attributes import replaced
 from ..profiling import Report
-from ..script import ScriptEnds, replaced, run_script
+from ..script import ScriptEnds, run_script
 from .pipeline import Pipeline
 from .steps import Steps
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
+from ..attributes import replaced
 from ..plan import Kind
 from .lines import Line, called_by, called_by_runtime, library_of, line_of_user
 
@@ -26,6 +27,12 @@ class HostWait(NamedTuple):
     action: str
 
 
+class _ActionOfThread(threading.local):
+    """The action that a thread runs; empty outside of actions."""
+
+    action = ""
+
+
 class HostWaits:
     """Counts them, on the threads of the script and of the workers.
 
@@ -35,7 +42,7 @@ class HostWaits:
 
     def __init__(self) -> None:
         self.found: Counter[HostWait] = Counter()
-        self._thread = threading.local()
+        self._thread = _ActionOfThread()
         # The line that runs the step under way, for layers that are not the user's own code.
         self._step: Line | None = None
         self._is_silent = False
@@ -43,38 +50,21 @@ class HostWaits:
     @property
     def acting(self) -> bool:
         """Whether the thread runs an action of a pipeline."""
-        return bool(self._action)
+        return bool(self._thread.action)
 
-    @property
-    def _action(self) -> str:
-        return getattr(self._thread, "action", "")
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> AbstractContextManager[None]:
         """A step of a pipeline that the user's line runs."""
-        self._step = line_of_user()
-        try:
-            yield
-        finally:
-            self._step = None
+        return replaced(self, "_step", line_of_user())
 
-    @contextmanager
-    def action(self, kind: Kind, stage: int) -> Iterator[None]:
+    def action(self, kind: Kind, stage: int) -> AbstractContextManager[None]:
         """An action of that step, on this thread."""
-        self._thread.action = f"{kind.name} of stage {stage}"
-        try:
-            yield
-        finally:
-            self._thread.action = ""
+        return replaced(self._thread, "action", f"{kind.name} of stage {stage}")
 
     @contextmanager
     def trial(self) -> Iterator[None]:
         """A run of actions that a step on GPUs would not have; its waits do not count."""
-        self._is_silent, self._thread.action = True, "a trial"
-        try:
+        with replaced(self, "_is_silent", True), replaced(self._thread, "action", "a trial"):
             yield
-        finally:
-            self._is_silent, self._thread.action = False, ""
 
     def note(self, call: str) -> None:
         """The code that runs waits for a GPU, by this function."""
@@ -84,4 +74,4 @@ class HostWaits:
         if line is None:
             # A worker, in layers of a library: the line is that of the step.
             line = (self._step or Line("?", 0, ""))._replace(inside=library_of(called_by()))
-        self.found[HostWait(line, call, self._action)] += 1
+        self.found[HostWait(line, call, self._thread.action)] += 1

@@ -76,9 +76,7 @@ def fit_of(asked: Request, of: Design, made: Built, batch: Batch, at: Setting) -
     fit = Fit(found, _by_gpu(found, asked, at), notes)
     if fit.fits is not False:
         return fit
-    tried = (
-        (one.name, Fit(one.estimate, _by_gpu(one.estimate, asked, at), ())) for one in changes(step)
-    )
+    tried = ((name, Fit(then, _by_gpu(then, asked, at), ())) for name, then in changes(step))
     change = next((name for name, then in tried if then.fits), None)
     return Fit(found, fit.memory, notes, change)
 

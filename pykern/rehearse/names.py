@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch._dynamo  # which lists functions by their names, so it is loaded before
 
+from ..attributes import replaced
 from ..boxes import Box, BoxDevice
-from ..script import replaced
 from .host_waits import HostWaits
 from .lines import called_by, library_of
 

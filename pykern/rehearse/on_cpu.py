@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..script import replaced
+from ..attributes import replaced
 from ..tensors.trees import all_tensors
 from .host_waits import HostWaits
 from .lines import called_by, called_by_runtime
@@ -80,14 +80,9 @@ class OnCpu(TorchFunctionMode):
         ):
             yield
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Within it everything is as it is without the mode."""
-        self._paused, before = True, self._paused
-        try:
-            yield
-        finally:
-            self._paused = before
+        return replaced(self, "_paused", True)
 
     def put(self, tensors: Any) -> None:
         """These tensors are on GPUs."""

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..script import replaced
+from ..attributes import replaced
 
 MakeLike = Callable[[list[nn.Parameter]], Optimizer]
 # Kernels of one call for many tensors keep the same state, but do not run without values.

@@ -38,30 +38,25 @@ class PlannedStep:
         return estimate_step(self.of, sample, target, self.microbatches, self.recompute)
 
 
-@dataclass(frozen=True)
-class Change:
-    """A change, and the memory of the step with it."""
+def changes(step: PlannedStep) -> Iterator[tuple[str, Estimate]]:
+    """Changes by name, and the memory of the step with each.
 
-    name: str
-    estimate: Estimate
-
-
-def changes(step: PlannedStep) -> Iterator[Change]:
-    """More microbatches of the same batch, the optimizer's state on the host, then recompute."""
+    More microbatches of the same batch, the optimizer's state on the host, then recompute.
+    """
     rows = microbatch.batch_size((step.inputs, step.target))
     finer = [step.microbatches * times for times in (2, 4) if step.microbatches * times <= rows]
     for count in finer:
         changed = replace(step, microbatches=count)
-        yield Change(f"microbatches={count}", changed.estimate())
+        yield f"microbatches={count}", changed.estimate()
     if step.of.optimizer is not None:
         found = step.estimate()
         on_host = [replace(device, optimizer=0) for device in found.devices]
-        yield Change("pykern.HostOptimizer", replace(found, devices=on_host))
+        yield "pykern.HostOptimizer", replace(found, devices=on_host)
     if step.recompute is not None:
         return
     for level in INPUTS:
         changed = replace(step, recompute=level)
-        yield Change(f'recompute="{level}"', changed.estimate())
+        yield f'recompute="{level}"', changed.estimate()
         for count in finer[-1:]:
             both = replace(changed, microbatches=count)
-            yield Change(f'recompute="{level}", microbatches={count}', both.estimate())
+            yield f'recompute="{level}", microbatches={count}', both.estimate()

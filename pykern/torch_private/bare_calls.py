@@ -10,6 +10,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from . import profiler
 
+has_any_global_hook: Callable[[], object] = _has_any_global_hook
 _CALL, _CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
 
 
@@ -29,7 +30,7 @@ def bare(function: Any) -> Callable[..., Any]:
         or function._forward_hooks
         or function._backward_pre_hooks
         or function._backward_hooks
-        or _has_any_global_hook()
+        or has_any_global_hook()
         or profiler.is_recording()
     )
     return found if does_more else function.forward

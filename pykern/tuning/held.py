@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 
 from ..budget.level_costs import HeldBytes, StageCosts
-from ..budget.measure import measure as measure_levels
+from ..budget.measure import StageTrials
 from ..columns import counted
 from ..notes import add_note
 from ..plan import Kind
@@ -153,7 +153,8 @@ def _costs(
     (first,) = units.chain.enter([(args, kwargs)])
     assert first is not None
     losses = Losses.of_one(asked.loss_fn, target, in_one_memory=not asked.gpus)
-    return measure_levels(stages, first[0], losses, levels, split=len(FORMS[form]) > 1, timed=False)
+    split = len(FORMS[form]) > 1
+    return StageTrials(stages, first[0], losses, split=split, timed=False).costs(levels)
 
 
 def _at(costs: StageCosts, level: str) -> HeldBytes:

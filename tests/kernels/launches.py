@@ -26,12 +26,14 @@ from pykern.kernels.gpu import (
     cross_entropy,
     dropout,
     launching,
-    norm,
     rope,
     routing,
     row_sums,
     stash,
     weighted_swiglu,
+)
+from pykern.kernels.gpu import (
+    norm_operation as norm,
 )
 from pykern.kernels.gpu.launching import Launched
 from pykern.kernels.gpu.triton_private import is_watched

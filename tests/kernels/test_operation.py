@@ -15,7 +15,7 @@ from pykern.kernels.operation import _Launcher
 
 # The module of each twin, and its name there.
 TWINS = [
-    (path.stem, call.args[1].id)
+    (path.stem, ast.unparse(call.args[1]))
     for path in sorted(Path(kernels.__path__[0]).glob("*.py"))
     for call in ast.walk(ast.parse(path.read_text()))
     if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "define"

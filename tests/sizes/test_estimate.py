@@ -202,7 +202,7 @@ def test_changes_that_save_memory() -> None:
     model = StepModel(mlp(8), 2, F.mse_loss, torch.optim.AdamW)
     step = PlannedStep(x, x, 4, None, model)
     before = step.estimate()
-    found = {change.name: change.estimate for change in changes(step)}
+    found = dict(changes(step))
     assert list(found) == [
         "microbatches=8",
         "microbatches=16",
@@ -245,7 +245,7 @@ def test_changes_measure_each_size_and_level_once(schedule: Any) -> None:
     whole = step(4)
     whole.estimate()
     once = len(calls)
-    found = {change.name: change.estimate for change in changes(whole)}
+    found = dict(changes(whole))
     # Two more sizes, and four levels with R, where forwards run twice.
     assert len(calls) <= once + 2 * once + 4 * 2 * once
     # They are as measured apart.

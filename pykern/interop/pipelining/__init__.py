@@ -4,10 +4,12 @@ A script for torchrun becomes a plain one by importing from here: see
 docs/from-torchrun-pipelining.md.
 """
 
+from torch.distributed.pipelining import SplitPoint, pipe_split
+from torch.distributed.pipelining.microbatch import TensorChunkSpec
+
 from .. import follows_torch  # noqa: F401 - refuses an older torch
 from . import ranks
-from .chunks import TensorChunkSpec
-from .pipe import Pipe, SplitPoint, build_stage, pipe_split, pipeline
+from .pipe import Pipe, build_stage, pipeline
 from .ranks import run
 from .schedules import (
     PipelineScheduleMulti,

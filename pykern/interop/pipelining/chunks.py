@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.distributed.pipelining.microbatch import (
-    TensorChunkSpec,
     merge_chunks,
     split_args_kwargs_into_chunks,
 )
@@ -159,6 +158,3 @@ def merge(outputs: Sequence[Any], spec: Any) -> Any:
     if spec is None:
         return microbatch.merge(outputs, [1 / len(outputs)] * len(outputs))
     return merge_chunks(list(outputs), spec)
-
-
-__all__ = ["ChunkSpecs", "StepArguments", "TensorChunkSpec", "merge", "split", "split_target"]

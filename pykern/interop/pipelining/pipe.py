@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.pipelining import SplitPoint, pipe_split
+from torch.distributed.pipelining import SplitPoint
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
@@ -228,13 +228,3 @@ class _Finder(TorchFunctionMode):
     def _return(self, module: nn.Module, *_: Any) -> None:
         if module in self._modules:
             self._calls.pop()
-
-
-__all__ = [
-    "Pipe",
-    "PipeInfo",
-    "SplitPoint",
-    "build_stage",
-    "pipe_split",
-    "pipeline",
-]

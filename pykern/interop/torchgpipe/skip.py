@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from inspect import isgenerator
 from itertools import count
 from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
+
+from ...attributes import replaced
 
 # Tensors that are stashed and not popped yet, by namespace and name.
 Skips = dict[str, Tensor | None]
@@ -144,15 +145,6 @@ class _Now(threading.local):
 _now = _Now()
 
 
-@contextmanager
-def _lent(skips: Skips) -> Iterator[None]:
-    before, _now.skips = _now.skips, skips
-    try:
-        yield
-    finally:
-        _now.skips = before
-
-
 class Carried(NamedTuple):
     """The value between two layers while a skip is on its way.
 
@@ -177,7 +169,7 @@ class Carries(nn.Module):
         value, skips = given if type(given) is Carried else (given, {})
         # Recompute gives the same once more.
         left = dict(skips)
-        with _lent(left):
+        with replaced(_now, "skips", left):
             output = self.layer(value)
         return Carried(output, left) if left else output
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from enum import Enum, auto
 from functools import partial
 
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from ...attributes import replaced
 from ...notes import add_note
 from ...plan import Kind, Timeline
 from ...runtime.features.feature import Feature, Made, TrainingStep
@@ -90,14 +90,9 @@ class DataParallel(Feature):
         for stage in self._stages:
             stage.reductions.append(partial(self._launch, stage))
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Steps within this context leave each process its own gradients, without all-reduce."""
-        before, self._local = self._local, True
-        try:
-            yield
-        finally:
-            self._local = before
+        return replaced(self, "_local", True)
 
     @property
     def has_own_gradients(self) -> bool:

@@ -74,11 +74,6 @@ class Versions:
         self._num_left: dict[int, int] = {}
         self._sums: dict[int, Pairs] = {}
 
-    @property
-    def num_held(self) -> int:
-        """The number of weight versions held."""
-        return len({self._newest, *(group.version for group in self._in_flight.values())})
-
     def begin(self) -> None:
         """Begins without microbatches in flight, and without gradients."""
         for layer in self.stage.originals:

@@ -229,7 +229,7 @@ class Recompute:
 
     @property
     def trains(self) -> Sequence[Tensor]:
-        """The leaves that collect gradients in a backward of the stage, as observed so far."""
+        """The leaves that collect gradients in the backward of a recomputed microbatch so far."""
         found = [tensor() for seen in self._seen.values() for tensor in seen.trains]
         return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
 

@@ -276,11 +276,6 @@ class Stage:
         if works:
             backward.weights(self, microbatch, works)
 
-    @property
-    def trains(self) -> Sequence[Tensor]:
-        """The leaves that collect gradients in the backward of a recomputed microbatch."""
-        return self.recomputed.trains
-
     def has_weights(self, microbatch: int) -> bool:
         """Whether I has left work for W."""
         return microbatch in self._weights

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pykern.kernels import dropout as dropout_twin
-from pykern.kernels.gpu import dropout, norm
+from pykern.kernels.gpu import dropout
+from pykern.kernels.gpu import norm_operation as norm
 from tests.kernels.norm_cases import EPS, SEED, Exact, exact_sum
 from tests.kernels.ptx.outcome import Given, Operation, Outcome
 

@@ -8,25 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as global_hooks
 
 from ....plan import Kind, Plan
 from ....tensors.trees import all_tensors, flatten
 from ....torch_private import HOOKS, has_live_graph
+from ....torch_private.bare_calls import has_any_global_hook
 from ....trace import Environment
 from ....trace.cut_tape import CutTape
 from ...batch import Batch
 from ...caller_state import CallerState
 from ...loss import Losses
 from ...stage.stage import Stage
-
-_GLOBAL_HOOKS = (
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-)
-
 
 # Types whose values cannot change. Other objects in a batch may change in place.
 _VALUES = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -61,7 +53,7 @@ def refuse_stage(stage: Stage) -> None:
             f"stage {stage.index} uses what an earlier stage uses as well, and has other copies of "
             "it in each step"
         )
-    if _are_hooked_globally():
+    if has_any_global_hook():
         raise CannotCapture("hooks of all modules are set, which a replay would not call")
     for name, module in modules_of(stage):
         _refuse_hooks(name, module)
@@ -136,10 +128,6 @@ def refuse_loss(batch: Batch) -> None:
         _refuse_hooks(name, module)
 
 
-def _are_hooked_globally() -> bool:
-    return any(getattr(global_hooks, name) for name in _GLOBAL_HOOKS)
-
-
 def _refuse_hooks(name: str, module: nn.Module) -> None:
     if any(getattr(module, hooks) for hooks in HOOKS):
         raise CannotCapture(f"{name} has hooks, which a replay would not call")
@@ -176,9 +164,9 @@ def signature(batch: Batch, stages: Sequence[Stage]) -> tuple[Any, ...] | None:
     leaves, spec = flatten((batch.inputs, batch.target))
     described = (*map(_described, leaves), getattr(batch.finish, "scale", None) is not None)
     settings = tuple(stage.settings for stage in stages)
-    autocast = tuple(caller.autocast)
+    modes = tuple(caller.autocast), bool(has_any_global_hook())
     forms = _forms(batch)
-    return described, spec, tuple(batch.rows), autocast, _are_hooked_globally(), forms, settings
+    return described, spec, tuple(batch.rows), modes, forms, settings
 
 
 def _forms(batch: Batch) -> tuple[CutTape | None, ...]:

@@ -154,7 +154,7 @@ class StaticStage(Transport):
     def trains(self, slot: int) -> list[Tensor]:
         """The leaves that collect gradients in a backward. Call this before the backward."""
         if self.is_recomputed(slot):
-            return list(self._stage.trains)
+            return list(self._stage.recomputed.trains)
         own = {id(leaf) for leaf in self._leaves[slot]}
         return [leaf for leaf in leaves_of(self._stage.outputs[slot]) if id(leaf) not in own]
 
