@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <cstddef>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -24,15 +25,23 @@ void bind_lanes(pybind11::module_& module);
 void bind_streams(pybind11::module_& module);
 void bind_build(pybind11::module_& module);
 
-// Adds an exception type to the module. It lives as long as the process: what raises it may do so
-// while the interpreter shuts down.
-inline PyObject* add_exception(pybind11::module_& module, const char* name, const char* doc,
-                               PyObject* base) {
+// Adds an exception type to the module, and raises it for `Error`; `describe` sets attributes. It
+// lives as long as the process: what raises it may do so while the interpreter shuts down.
+template <class Error, void (*describe)(pybind11::object& instance, const Error& error)>
+void add_error(pybind11::module_& module, const char* name, const char* doc, PyObject* base) {
     const std::string full = "pykern._C." + std::string(name);
-    PyObject* type = PyErr_NewExceptionWithDoc(full.c_str(), doc, base, nullptr);
+    static PyObject* type = PyErr_NewExceptionWithDoc(full.c_str(), doc, base, nullptr);
     if (type == nullptr) throw pybind11::error_already_set();
     module.attr(name) = pybind11::reinterpret_borrow<pybind11::object>(type);
-    return type;
+    pybind11::register_local_exception_translator([](std::exception_ptr pointer) {
+        try {
+            if (pointer) std::rethrow_exception(pointer);
+        } catch (const Error& error) {
+            auto instance = pybind11::reinterpret_borrow<pybind11::object>(type)(error.what());
+            describe(instance, error);
+            PyErr_SetObject(type, instance.ptr());
+        }
+    });
 }
 
 // Immutable all the way down, like the values it is made of.

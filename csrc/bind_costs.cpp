@@ -31,25 +31,6 @@ py::dict arguments(const Costs& costs) {
                     "overlap"_a = table.overlap, "device_speeds"_a = table.device_speeds);
 }
 
-Costs costs_of(const py::dict& state) {
-    const auto values = [&state](const char* name) { return state[name].cast<StageValues>(); };
-    const auto number = [&state](const char* name) { return state[name].cast<double>(); };
-    return Costs(CostTable{.forward_ns = values("forward_ns"),
-                           .backward_ns = values("backward_ns"),
-                           .transfer_ns = number("transfer_ns"),
-                           .recompute_ns = values("recompute_ns"),
-                           .input_ns = values("input_ns"),
-                           .weight_ns = values("weight_ns"),
-                           .update_ns = values("update_ns"),
-                           .reduce_ns = values("reduce_ns"),
-                           .overhead_ns = number("overhead_ns"),
-                           .message_bytes = values("message_bytes"),
-                           .bandwidth = number("bandwidth"),
-                           .shared_links = state["shared_links"].cast<bool>(),
-                           .overlap = number("overlap"),
-                           .device_speeds = values("device_speeds")});
-}
-
 std::string written(const Costs& costs) {
     std::string text = "Costs(";
     for (const auto& [name, value] : arguments(costs)) {
@@ -95,7 +76,9 @@ void bind_costs_class(py::module_& module) {
     bind_fields(costs);
     costs.def(py::self == py::self)
         .def("__repr__", &written)
-        .def(py::pickle(&arguments, &costs_of));
+        .def(py::pickle(&arguments, [](const py::dict& state) {
+            return py::type::of<Costs>()(**state).cast<Costs>();
+        }));
 }
 
 // kept_bytes is activation_bytes where it is not given: everything is freed after W.

@@ -32,25 +32,16 @@ std::vector<std::pair<std::string, int>> devices() {
     return result;
 }
 
-void raise_cuda_error(const py::object& type, const cuda::CudaError& error) {
-    const py::object instance = type(error.what());
+void describe(py::object& instance, const cuda::CudaError& error) {
     instance.attr("call") = error.call();
     instance.attr("code") = error.code();
-    PyErr_SetObject(type.ptr(), instance.ptr());
 }
 
 void bind_driver_error(py::module_& module) {
     const char* doc =
         "A call of the CUDA driver that failed. `call` is its name, `code` the driver's number;\n"
         "the text has the driver's words for it.";
-    static PyObject* type = add_exception(module, "CudaError", doc, PyExc_RuntimeError);
-    py::register_local_exception_translator([](std::exception_ptr pointer) {
-        try {
-            if (pointer) std::rethrow_exception(pointer);
-        } catch (const cuda::CudaError& error) {
-            raise_cuda_error(py::reinterpret_borrow<py::object>(type), error);
-        }
-    });
+    add_error<cuda::CudaError, describe>(module, "CudaError", doc, PyExc_RuntimeError);
 }
 
 }  // namespace

@@ -36,26 +36,17 @@ int device_of(const Plan& plan, Action action) {
     return plan.device_of(action);
 }
 
-void raise_plan_error(const py::object& type, const PlanError& error) {
-    const py::object instance = type(error.what());
+void describe(py::object& instance, const PlanError& error) {
     instance.attr("rule") = error.rule();
     instance.attr("device") = error.device();
     instance.attr("position") = error.position();
-    PyErr_SetObject(type.ptr(), instance.ptr());
 }
 
 void bind_plan_error(py::module_& module) {
     const char* doc =
         "A plan that cannot run. `rule` is the id of the rule it breaks (docs/plan-rules.md);\n"
         "`device` and `position` say where.";
-    static PyObject* type = add_exception(module, "PlanError", doc, PyExc_ValueError);
-    py::register_local_exception_translator([](std::exception_ptr pointer) {
-        try {
-            if (pointer) std::rethrow_exception(pointer);
-        } catch (const PlanError& error) {
-            raise_plan_error(py::reinterpret_borrow<py::object>(type), error);
-        }
-    });
+    add_error<PlanError, describe>(module, "PlanError", doc, PyExc_ValueError);
 }
 
 void bind_action(py::module_& module) {

@@ -48,12 +48,10 @@ void bind_search(py::module_& module) {
              "forwards_first"_a = false)
         .def_readonly("placement", &Candidate::placement)
         .def_readonly("costs", &Candidate::costs)
-        .def_readonly("memory", &Candidate::memory)
-        .def_readonly("forwards_first", &Candidate::forwards_first);
+        .def_readonly("memory", &Candidate::memory);
 
     py::class_<SearchResult>(module, "SearchResult", "The best plan that a search found.")
         .def_readonly("plan", &SearchResult::plan)
-        .def_readonly("candidate", &SearchResult::candidate)
         .def_readonly("makespan_ns", &SearchResult::makespan_ns)
         .def_readonly("bound_ns", &SearchResult::bound_ns)
         .def_readonly("proven", &SearchResult::proven)

@@ -252,13 +252,6 @@ using PyProgram = py::class_<StreamProgram>;
 void bind_slots(PyProgram& program) {
     program
         .def(
-            "num_slots",
-            [](const StreamProgram& self, int stage) {
-                in_range("stage", stage, self.job.order().plan().num_stages());
-                return self.job.order().num_slots(0, stage);
-            },
-            "stage"_a, "How many microbatches the stage holds at once, in the first replica.")
-        .def(
             "slots",
             [](const StreamProgram& self, int stage) {
                 const Plan& plan = self.job.order().plan();

@@ -46,10 +46,4 @@ bool can_access_peer(int device, int peer) {
     return can != 0;
 }
 
-void enable_peer_access(const PrimaryContext& from, const PrimaryContext& to) {
-    const CurrentContext current(from.get());
-    const CUresult result = api().cuCtxEnablePeerAccess(to.get(), 0);
-    if (result != kPeerAccessAlreadyEnabled) check(result, "cuCtxEnablePeerAccess");
-}
-
 }  // namespace pykern::cuda

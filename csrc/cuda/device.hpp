@@ -20,8 +20,4 @@ std::string device_name(int device);
 int num_sms(int device);
 bool can_access_peer(int device, int peer);
 
-// Lets work of `from` reach the memory of `to`, but for memory that torch maps by itself
-// (expandable segments): torch must have enabled the pair for that.
-void enable_peer_access(const PrimaryContext& from, const PrimaryContext& to);
-
 }  // namespace pykern::cuda

@@ -214,7 +214,7 @@ void StepGraph::run(const std::map<int, cuda::CUstream>& callers, StreamWatch* w
         launch(callers, marks.get());
     } catch (...) {
         if (marks) {
-            drain_watched(callers, *marks, *watch);
+            watch->drain(*marks, [&] { end(callers); });
         } else {
             drain();
         }
@@ -267,19 +267,5 @@ void StepGraph::end(const std::map<int, cuda::CUstream>& callers) const {
 }
 
 void StepGraph::drain() const noexcept { cuda::api().cuStreamSynchronize(job_.lanes().compute(0)); }
-
-void StepGraph::drain_watched(const std::map<int, cuda::CUstream>& callers, StepMarks& marks,
-                              StreamWatch& watch) const noexcept {
-    if (watch.report().empty()) {
-        marks.cut();
-        if (watch.settle([] { return false; })) return;
-    }
-    // A step has stalled. Later work of the callers has to come after it all the same.
-    try {
-        end(callers);
-    } catch (const std::exception&) {
-        return;
-    }
-}
 
 }  // namespace pykern

@@ -45,8 +45,6 @@ class StepGraph {
     void end(const std::map<int, cuda::CUstream>& callers) const;
     // Errors of the driver are ignored: the caller is ending something else.
     void drain() const noexcept;
-    void drain_watched(const std::map<int, cuda::CUstream>& callers, StepMarks& marks,
-                       StreamWatch& watch) const noexcept;
 
     StreamJob& job_;
     std::uint64_t version_;

@@ -91,7 +91,6 @@ class StepMarks {
     bool is_cut() const { return is_cut_.load(std::memory_order_relaxed); }
     // Whether all tasks are done, and what a failed one has issued is not.
     bool is_at_tail() const { return tail_since_ns_ != 0; }
-    std::int64_t tail_ns(std::int64_t now) const { return now - tail_since_ns_; }
 
    private:
     // A stream's tasks that are done are those before `at`.

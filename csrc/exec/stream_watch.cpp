@@ -77,6 +77,18 @@ bool StreamWatch::settle(const std::function<bool()>& enough) {
     }
 }
 
+void StreamWatch::drain(StepMarks& failed, const std::function<void()>& end) noexcept {
+    if (report().empty()) {
+        failed.cut();
+        if (settle([] { return false; })) return;
+    }
+    try {
+        end();
+    } catch (const std::exception&) {
+        return;
+    }
+}
+
 void StreamWatch::loop() {
     pthread_setname_np(pthread_self(), "pykern streams");
     const std::chrono::nanoseconds period = period_of_looks(patience_);

@@ -43,6 +43,10 @@ class StreamWatch {
     std::string report();
     // Waits on the host until `enough` is true or all steps are over. False where one stalls.
     bool settle(const std::function<bool()>& enough);
+    // A step has failed: waits for it on the host. Where one has stalled, later work of the callers
+    // is to come after it all the same, which `end` sees to. Errors of the driver are ignored,
+    // because there is a failure to report already.
+    void drain(StepMarks& failed, const std::function<void()>& end) noexcept;
 
    private:
     void loop();

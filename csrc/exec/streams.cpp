@@ -185,22 +185,9 @@ void Dispatch::end() {
 }
 
 // Errors of the driver are ignored, because there is a failure to report already.
-void Dispatch::drain_watched() noexcept {
-    if (watch_->report().empty()) {
-        marks_->cut();
-        if (watch_->settle([] { return false; })) return;
-    }
-    // A step has stalled. Later work of the callers has to come after it all the same.
-    try {
-        end();
-    } catch (const std::exception&) {
-        return;
-    }
-}
-
 void Dispatch::drain() noexcept {
     if (marks_) {
-        drain_watched();
+        watch_->drain(*marks_, [this] { end(); });
         return;
     }
     const auto finish = [](cuda::CUstream stream) noexcept {

@@ -55,7 +55,6 @@ class Dispatch {
     void end();
     void mark(TaskNumber number);
     void drain() noexcept;
-    void drain_watched() noexcept;
 
     StreamJob& job_;
     const StreamOrder& order_;

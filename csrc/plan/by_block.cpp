@@ -218,9 +218,7 @@ Plan by_block(const Placement& placement, int num_microbatches,
     block.put(Kind::F, forward_slots, interval);
     block.put(Kind::I, input_slots, interval);
     block.squeeze(steady);
-    Plan plan(placement, num_microbatches, block.rows());
-    check(plan);
-    return plan;
+    return checked({placement, num_microbatches, block.rows()});
 }
 
 }  // namespace pykern

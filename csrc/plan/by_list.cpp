@@ -135,10 +135,8 @@ class ListScheduler {
 Plan by_list(const Plan& plan, int cap) {
     check(plan);
     require_range("cap", cap, 1, kMaxCells);
-    Plan scheduled{plan.placement(), plan.num_microbatches(), ListScheduler(plan, cap).run(),
-                   plan.num_slices()};
-    check(scheduled);
-    return scheduled;
+    return checked({plan.placement(), plan.num_microbatches(), ListScheduler(plan, cap).run(),
+                    plan.num_slices()});
 }
 
 }  // namespace pykern

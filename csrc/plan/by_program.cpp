@@ -143,9 +143,7 @@ Plan by_program(const Placement& placement, int num_microbatches,
         rows.push_back(std::move(writer.row));
         overlaps.push_back(std::move(writer.overlaps));
     }
-    Plan plan(placement, num_microbatches, std::move(rows), 1, std::move(overlaps));
-    check(plan);
-    return plan;
+    return checked({placement, num_microbatches, std::move(rows), 1, std::move(overlaps)});
 }
 
 }  // namespace pykern

@@ -270,6 +270,11 @@ void check(const Plan& plan) {
     require_finished(plan, index, walk(plan, index, run));
 }
 
+Plan checked(Plan plan) {
+    check(plan);
+    return plan;
+}
+
 void check_memory(const Plan& plan, const Memory& memory, double cap_bytes) {
     for_each_held(plan, memory, [&](int device, std::size_t position, double held_bytes) {
         if (held_bytes <= cap_bytes) return;

@@ -61,10 +61,8 @@ Plan with_frozen(const Plan& plan, const std::vector<int>& stages) {
             rows[device].push_back(*kept);
         }
     }
-    Plan result{plan.placement(), plan.num_microbatches(), std::move(rows), plan.num_slices(),
-                std::move(overlaps)};
-    check(result);
-    return result;
+    return checked({plan.placement(), plan.num_microbatches(), std::move(rows), plan.num_slices(),
+                    std::move(overlaps)});
 }
 
 }  // namespace pykern

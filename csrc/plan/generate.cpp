@@ -40,11 +40,6 @@ struct Lattice {
     }
 };
 
-Plan checked(Plan plan) {
-    check(plan);
-    return plan;
-}
-
 // Where each group starts, and behind them the end. The larger groups come first.
 std::vector<int> group_starts(int num_microbatches, int group) {
     const int num_groups = (num_microbatches - 1) / group + 1;

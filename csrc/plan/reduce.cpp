@@ -88,10 +88,8 @@ Plan with_reductions(const Plan& plan, bool over_peers) {
         rows.push_back(std::move(row.row));
         overlaps.push_back(std::move(row.starts));
     }
-    Plan reduced{plan.placement(), plan.num_microbatches(), std::move(rows), plan.num_slices(),
-                 std::move(overlaps)};
-    check(reduced);
-    return reduced;
+    return checked({plan.placement(), plan.num_microbatches(), std::move(rows), plan.num_slices(),
+                    std::move(overlaps)});
 }
 
 }  // namespace pykern

@@ -98,10 +98,8 @@ Plan with_replicas(const Plan& plan, int num_replicas, std::int64_t num_microbat
                        static_cast<std::uint32_t>(block));
         }
     }
-    Plan replicated{in_blocks(plan.placement(), num_replicas), count, std::move(blocks.rows),
-                    plan.num_slices(), std::move(blocks.overlaps)};
-    check(replicated);
-    return replicated;
+    return checked({in_blocks(plan.placement(), num_replicas), count, std::move(blocks.rows),
+                    plan.num_slices(), std::move(blocks.overlaps)});
 }
 
 }  // namespace pykern

@@ -49,7 +49,6 @@ class Schedule {
     // Times the edited row, whose positions before `first` are as they were and whose memory is as
     // it was behind `last`. True where it is legal, under the cap and ends by `limit`.
     bool try_row(std::size_t first, std::size_t last, Ticks limit);
-    Ticks tried_makespan() const { return tried_makespan_; }
     void accept();
 
     // Actions timed so far, and what else was charged: what a search may have too much of.

@@ -182,14 +182,12 @@ SearchResult search(const std::vector<Candidate>& candidates, int num_microbatch
     Searcher searcher(candidates, num_microbatches, caps, budget, effort.random_seed, effort.poll);
     const std::vector<bool> taken = searcher.take(seeds);
     searcher.run();
-    const std::size_t index = searcher.best_index();
-    const Candidate& candidate = candidates[index];
+    const Candidate& candidate = candidates[searcher.best_index()];
     Plan plan = plan_of(searcher.best().problem(), candidate.placement, searcher.best().order());
     const double makespan_ns = simulate(plan, candidate.costs).makespan_ns();
     const bool proven = searcher.best().makespan_ns() <= searcher.bound_ns();
     std::vector<double> peaks = peak_bytes(plan, candidate.memory);
     return {.plan = std::move(plan),
-            .candidate = index,
             .makespan_ns = makespan_ns,
             .bound_ns = proven ? makespan_ns : searcher.bound_ns(),
             .proven = proven,

@@ -25,7 +25,6 @@ struct Seed {
 
 struct SearchResult {
     Plan plan;
-    std::size_t candidate;
     double makespan_ns;
     double bound_ns;                        // no order of any candidate takes less
     bool proven;                            // the makespan is the bound

@@ -139,9 +139,8 @@ class Executor:
         """Runs the actions of a step that has begun."""
         actions = self.replicas.put_together(self._callbacks)
         # On CPUs, C++ `Workers` call these in the order of the plan's dependencies.
-        failures = self.driver.run(program, actions, batch, traced=self.traced)
-        if failures:
-            raise self._failures.first(failures, located)
+        run = self.driver.run
+        self._failures.raise_first(run(program, actions, batch, traced=self.traced), located)
         self.ties.finish()
 
     def leave(self) -> Halfway:
@@ -235,9 +234,8 @@ class Executor:
             flow.takers = [first.take for first in firsts]
             for stage in self._stages:
                 stage.name(flow.keywords)
-            failures = driver.run_flow(flow, self.replicas.put_together(self._callbacks))
-            if failures:
-                raise self._failures.first(failures, flow.located)
+            actions = self.replicas.put_together(self._callbacks)
+            self._failures.raise_first(driver.run_flow(flow, actions), flow.located)
             self.ties.finish()
 
     def _refuse_flow(self) -> None:

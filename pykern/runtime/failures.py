@@ -25,13 +25,25 @@ class Failures:
         """Adds a note, which is removed when the exception is raised again."""
         add_note(error, text, self._mark)
 
-    def first(self, failures: Sequence[Failure], located: Located | None = None) -> BaseException:
-        """The first exception, with notes of its place and of later failures.
+    def raise_first(self, failures: list[Failure], located: Located | None = None) -> None:
+        """Raises the first exception, if any, with notes of its place and of later failures.
 
         Args:
-            failures: as the driver gives them.
+            failures: as the driver gives them. The list is emptied.
             located: see `Located`.
         """
+        if not failures:
+            return
+        first = self._first(failures, located)
+        # The traceback holds frames that hold the list, and this one. All that stages held would be
+        # held until the garbage collector finds the circle.
+        failures.clear()
+        try:
+            raise first
+        finally:
+            del first
+
+    def _first(self, failures: Sequence[Failure], located: Located | None) -> BaseException:
         first = failures[0][2]
         for _, _, error in failures:
             forget_notes(error, self._mark)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from ..tensors.trees import flatten, unflatten, with_paths
+from ..trace.objects import Holdings
+from ..trace.values import PLAIN
 
 
 class SplitError(ValueError):
@@ -57,7 +59,7 @@ def batch_size(tree: Any, *, graphs: bool = True) -> int:
         elif leaf.dim() > 0:
             rows.append(leaf.size(0))
     for leaf in others:
-        _refuse_array(leaf, rows)
+        _refuse_other(leaf, rows)
     if not rows:
         raise SplitError(
             "the batch must hold a tensor with a dimension 0 to cut into microbatches, got none. "
@@ -178,8 +180,10 @@ def leaves_of_batch(tree: Any) -> list[Any]:
     return leaves
 
 
-def _refuse_array(leaf: Any, rows: Sequence[int]) -> None:
-    """Raises SplitError for an array that is not a tensor and has the rows of a batch."""
+def _refuse_other(leaf: Any, rows: Sequence[int]) -> None:
+    """Raises SplitError for an array, or an object with tensors, that has the rows of a batch."""
+    if isinstance(leaf, PLAIN):
+        return
     shape: Sequence[int] = getattr(leaf, "shape", ())
     if hasattr(leaf, "__array__") and len(shape) > 0 and (not rows or shape[0] == rows[0]):
         raise SplitError(
@@ -187,13 +191,22 @@ def _refuse_array(leaf: Any, rows: Sequence[int]) -> None:
             f"{tuple(shape)}. Use torch.from_numpy(array)"
         )
 
+    for tensor in Holdings([leaf]).tensors:
+        if tensor.dim() > 0 and (not rows or tensor.size(0) == rows[0] > 1):
+            raise SplitError(
+                "tensors of a batch must be in tuples, lists, dicts, dataclasses or other "
+                "containers that torch.utils._pytree knows, to be cut into microbatches, got a "
+                f"{type(leaf).__name__} with one of shape {tuple(tensor.shape)}. Pass its tensors, "
+                "or dict(...) of a mapping"
+            )
+
 
 def _disagreement(tree: Any, rows: int) -> SplitError:
     """The error for the first tensor that has another number of rows than earlier tensors."""
     for path, leaf in with_paths(tree):
         if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.size(0) != rows:
             # The name is written as in Python: target, inputs[0].
-            name = re.sub(r"^\['(\w+)'\]", r"\1", path)
+            name = re.sub(r"^(\['named'\])?\['(\w+)'\]", r"\2", path)
             return SplitError(
                 f"{name} must have as many rows in dimension 0 as the tensors before it have, "
                 f"{rows}, got {leaf.size(0)} (shape {tuple(leaf.shape)}). Give one row for each "

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from traceback import walk_tb
 from typing import Any, cast
@@ -68,6 +68,7 @@ __all__ = [
     "transform",
     "version_of",
     "watch_draws",
+    "without_transforms",
 ]
 
 Hooks = tuple[Callable[..., Any], Callable[..., Any]]
@@ -180,6 +181,10 @@ def transform(tensors: Iterable[Tensor]) -> str | None:
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         return "forward-mode differentiation"
     return None
+
+
+# A context without the transforms of torch.func that are in force.
+without_transforms: Callable[[], AbstractContextManager[object]] = torch._C._DisableFuncTorch
 
 
 def has_live_graph(leaf: Tensor) -> bool:

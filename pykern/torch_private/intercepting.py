@@ -19,7 +19,6 @@ from torch.library import fallthrough_kernel
 # fallthrough to their usual kernels.
 _KEY = "TESTING_ONLY_GenericMode"
 _key: Any = torch._C._parse_dispatch_key(_KEY)
-_carried = torch._C._get_obj_in_tls
 _include = torch._C._dispatch_tls_set_dispatch_key_included
 # Not objects of class Library, whose kernels an exit handler removes. A later handler may run a
 # step, and so may a child that is forked meanwhile.
@@ -38,9 +37,12 @@ class _OfThread(threading.local):
 _here = _OfThread()
 
 
-# Has torch carry an interceptor to the threads of this thread's backwards. Empty without a GPU: a
-# backward then runs on the thread that calls it. torch copies what it carries for each node of each
-# backward, which takes as long as a small operation, and never drops a name.
+# What torch.jit has compiled in this process.
+_scripts: Any = torch.jit._state._python_cu
+# Has torch carry an interceptor to the threads of this thread's backwards and of scripts that fork.
+# Empty without a GPU and such scripts: all else runs on the thread that calls it. torch copies what
+# it carries for each node of each backward, which takes as long as a small operation, and never
+# drops a name.
 _carry: list[Callable[[Interceptor | None], None]] = []
 
 
@@ -157,7 +159,7 @@ def set_interceptor(instead: Interceptor | None) -> None:
 
 def watch_draws() -> None:
     """Registers the operations that may draw, from all libraries loaded by now."""
-    if not _carry and torch.cuda.is_initialized():
+    if not _carry and (torch.cuda.is_initialized() or _scripts.get_functions()):
         _carry.append(_carrying())
     _look_up(len(sys.modules), len(torch.ops.loaded_libraries))
 
@@ -199,6 +201,17 @@ def _new_library(namespace: str) -> Any:
     return torch._C._dispatch_library("IMPL", namespace, "", __file__, 0)
 
 
+def _come_along(func: Operation) -> Interceptor:
+    """The interceptor that torch has carried to this thread, with the key."""
+    if torch._C._is_key_in_tls(_NAME):
+        inner: Interceptor = torch._C._get_obj_in_tls(_NAME)
+        return inner
+    raise RuntimeError(
+        f"{func} must draw on the thread that runs the stage, got another one of torch's. Compile "
+        "a script that forks in this process, or nest fewer checkpoints with use_reentrant=True"
+    )
+
+
 def _intercepted(func: Operation) -> Callable[..., Any]:
     """The kernel that has an operation drawn as the interceptor in force does it."""
     num_before = func.num_before_generator
@@ -207,7 +220,7 @@ def _intercepted(func: Operation) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         mine = _here.inner
         # A thread of autograd has what was carried there.
-        inner = _carried(_NAME) if mine is None else mine
+        inner = _come_along(func) if mine is None else mine
         own, outer = inner.generator, inner._outer
         # As `takes_generator`, which is a call.
         if (
@@ -226,7 +239,11 @@ def _intercepted(func: Operation) -> Callable[..., Any]:
         _include(_key, outer is not None)
         _here.inner = outer
         try:
-            return inner.draw(func, args, kwargs)
+            if own is None or not takes_generator(func, args, kwargs):
+                return inner.draw(func, args, kwargs)
+            # An outer interceptor sees that the generator is given.
+            kwargs["generator"] = own
+            return method(*args, **kwargs)
         finally:
             _here.inner = mine
             _include(_key, True)

@@ -1,6 +1,7 @@
 """Cutting batches and joining results."""
 
-from collections import namedtuple
+from collections import UserDict, namedtuple
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,12 +96,36 @@ def test_numbers_count_by_weight() -> None:
         ),
         ((torch.ones(0, 3),), "the batch must have at least 1 row, got 0"),
         ((torch.ones(2, 3).to_sparse(),), r"must be dense, got a torch.sparse_coo one.*to_dense"),
+        (
+            (torch.ones(4), SimpleNamespace(weight=torch.ones(4))),
+            r"must be in tuples, .*, got a SimpleNamespace with one of shape \(4,\)",
+        ),
+        (
+            {"inputs": (torch.ones(4), UserDict(a=torch.ones(4)))},
+            "got a UserDict with one of shape",
+        ),
+        (UserDict(a=torch.ones(4)), r"got a UserDict with one of shape \(4,\).*dict\(...\)"),
+        (
+            {"inputs": (torch.ones(4),), "named": {"bias": torch.ones(3)}},
+            "^bias must have as many rows",
+        ),
         ((NESTED,), r"must be dense, got a nested one.*to_padded_tensor"),
     ],
 )
 def test_a_batch_that_cannot_be_cut_is_named(tree: Any, message: str) -> None:
     with pytest.raises(SplitError, match=message):
         batch_size(tree)
+
+
+def test_objects_without_rows_of_the_batch_go_to_all() -> None:
+    class Rotary:
+        table = None
+
+        def __init__(self, rows: int) -> None:
+            self.table = torch.ones(rows)
+
+    assert batch_size((torch.ones(4), Rotary(3), object(), print)) == 4
+    assert batch_size((torch.ones(1), Rotary(1))) == 1
 
 
 @pytest.mark.parametrize(

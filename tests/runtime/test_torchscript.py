@@ -74,3 +74,34 @@ def test_a_layer_of_torchscript_has_the_bits_of_its_original(
     wanted, found = three_steps(model, options), three_steps(scripted, options)
     assert len(found) == len(wanted) == 3 + 8 + 4
     assert all(map(torch.equal, found, wanted))
+
+
+def dropped(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5, True)
+
+
+class Forks(nn.Module):
+    """Draws in a task of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        future: torch.jit.Future[Tensor] = torch.jit.fork(dropped, x)
+        return torch.jit.wait(future)
+
+
+class Stays(nn.Module):
+    """Draws the same numbers as `Forks`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropped(x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("options", [{}, {"recompute": "stage"}], ids=str)
+def test_a_script_that_forks_draws_as_one_that_does_not(options: dict[str, Any]) -> None:
+    linear = nn.Linear(WIDTH, WIDTH)
+    losses = []
+    for block in (Stays(), torch.jit.script(Forks())):
+        torch.manual_seed(0)
+        model = nn.Sequential(copy.deepcopy(linear), block, copy.deepcopy(linear))
+        losses.append(three_steps(model, options))
+    assert all(map(torch.equal, *losses))

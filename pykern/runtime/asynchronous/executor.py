@@ -182,9 +182,10 @@ class AsyncExecutor(Executor):
 
     def _run_part(self, program: Program, shift: int) -> None:
         nothing = Batch(((), {}), None, (), self._finish)
-        failures = self.driver.run(program, self._calls(shift), nothing, traced=False)
-        if failures:
-            raise self._failures.first(failures, partial(self._located, shift))
+        self._failures.raise_first(
+            self.driver.run(program, self._calls(shift), nothing, traced=False),
+            partial(self._located, shift),
+        )
         stepped(self._optimizer)
         self._note()
 

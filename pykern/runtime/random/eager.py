@@ -10,7 +10,14 @@ from torch import Tensor
 from ... import _C
 from ...kernels import seeds
 from ...plan import Action
-from ...torch_private import Interceptor, Operation, takes_generator, watch_draws
+from ...torch_private import (
+    Interceptor,
+    Operation,
+    interceptor,
+    set_interceptor,
+    takes_generator,
+    watch_draws,
+)
 from .seed import StepSeed, default_generator, generators_lent, mixed
 
 if TYPE_CHECKING:
@@ -197,11 +204,18 @@ def _lent(
     generator: torch.Generator, own: torch.Generator, func: Operation, args: Args, kwargs: Kwargs
 ) -> Any:
     """Calls an operation while a generator has the state of another, which then advances."""
+    # The layer may belong to a pipeline within a layer of another one, whose interceptor would draw
+    # in place of the generator.
+    outer = interceptor() if _own_generator(args, kwargs) is None else None
     with _C.Undo(generator.set_state, generator.get_state()):
         generator.set_state(own.get_state())
+        if outer is not None:
+            set_interceptor(None)
         try:
             return func(*args, **kwargs)
         finally:
+            if outer is not None:
+                set_interceptor(outer)
             own.set_state(generator.get_state())
 
 

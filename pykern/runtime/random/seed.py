@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ... import _C
 from ...forks import fork_safe_lock
+from ...torch_private import without_transforms
 
 # Held while a default generator is in the state of an action.
 generators_lent = fork_safe_lock()
@@ -63,7 +64,8 @@ class StepSeed:
         with generators_lent:
             if self._value is None:
                 generator = torch.default_generator
-                with _C.Undo(generator.set_state, generator.get_state()):
+                # The layer that draws first may be within torch.vmap.
+                with without_transforms(), _C.Undo(generator.set_state, generator.get_state()):
                     draw = torch.empty((), dtype=torch.int64, device="cpu").random_()
                     self._behind = generator.get_state()
                     self._value = int(draw.item())
