@@ -153,7 +153,7 @@ def _require_target(loss: Loss, target: Any) -> None:
         )
     raise TypeError(
         f"loss_fn must take an output and a target, got {taken}. Omit target= for a loss of the "
-        "output alone"
+        "output alone, and give a target of the model's own by position"
     )
 
 

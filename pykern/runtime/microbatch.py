@@ -194,10 +194,9 @@ def _refuse_other(leaf: Any, rows: Sequence[int]) -> None:
     for tensor in Holdings([leaf]).tensors:
         if tensor.dim() > 0 and (not rows or tensor.size(0) == rows[0] > 1):
             raise SplitError(
-                "tensors of a batch must be in tuples, lists, dicts, dataclasses or other "
-                "containers that torch.utils._pytree knows, to be cut into microbatches, got a "
-                f"{type(leaf).__name__} with one of shape {tuple(tensor.shape)}. Pass its tensors, "
-                "or dict(...) of a mapping"
+                "tensors of a batch must be in tuples, lists, dicts, dataclasses or others that "
+                f"torch.utils._pytree knows, got a {type(leaf).__name__} with shape "
+                f"{tuple(tensor.shape)}. Pass its tensors, or dict(...) of a mapping"
             )
 
 

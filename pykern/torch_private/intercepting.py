@@ -37,7 +37,7 @@ class _OfThread(threading.local):
 _here = _OfThread()
 
 
-# What torch.jit has compiled in this process.
+# The functions that torch.jit has compiled in this process.
 _scripts: Any = torch.jit._state._python_cu
 # Has torch carry an interceptor to the threads of this thread's backwards and of scripts that fork.
 # Empty without a GPU and such scripts: all else runs on the thread that calls it. torch copies what

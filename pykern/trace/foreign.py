@@ -192,12 +192,15 @@ class Withheld:
     kind: str
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise AttributeError(
+        raise AttributeError(name if name.startswith("__") else self._text(name))
+
+    def __getitem__(self, key: object) -> Any:
+        raise KeyError(self._text(key))
+
+    def _text(self, key: object) -> str:
+        return (
             f"the model returns a {self.kind} with tensors, which a pipeline does not return: "
-            f"{name!r} is not there. Return tensors, or tuples, lists, dicts and dataclasses "
-            "of them"
+            f"{key!r} is not there. Return tensors, or tuples, lists, dicts and dataclasses of them"
         )
 
 

@@ -209,7 +209,7 @@ class Traced:
         inputs = list(copies.values())
         home = inputs[0].device if inputs else torch.device("cpu")
         untouched = Untouched(self._model, self._opened, settling=settling)
-        with untouched.kept():
+        with self.origins.without(list(self._model.buffers())), untouched.kept():
             generators = untouched.generators
             recorder = self._recorder(self._model, self._opened, home, self.origins, generators)
             tape = recorder.record(self._model, inputs, (args, kwargs), settling=settling)

@@ -158,9 +158,8 @@ def require_openable(opened: Iterable[nn.Module], model: nn.Module) -> None:
         if reason is not None:
             names = {module: name for name, module in model.named_modules()}
             name = names[module] or "the model"
-            raise CutError(
-                f"{name} ({type(module).__name__}) {reason}. Have stages begin outside of it"
-            )
+            remedy = "Have stages begin outside of it" if names[module] else "Only layers may"
+            raise CutError(f"{name} ({type(module).__name__}) {reason}. {remedy}")
 
 
 def _size(module: nn.Module) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import _C
 from ..forks import fork_safe_lock
 from ..tensors.trees import flatten
 from ..torch_private import DispatchMode, is_traceable_wrapper_subclass
@@ -61,6 +63,23 @@ class Origins:
             if len(self._known) > self._limit:
                 self._known = {at: one for at, one in self._known.items() if one[0]() is not None}
                 self._limit = 2 * len(self._known) + _MANY
+
+    def without(self, tensors: Sequence[Tensor]) -> AbstractContextManager[object]:
+        """A context that begins with no origin for the memory of some tensors, and keeps none.
+
+        Buffers are there before a recording, whoever has written them, and are put back behind it.
+        """
+        addresses = [storage._cdata for storage in storages_of(tensors)]
+        before = {at: self._known[at] for at in addresses if at in self._known}
+
+        def forget(then: Mapping[int, Any]) -> None:
+            with self._lock:
+                for address in addresses:
+                    self._known.pop(address, None)
+                self._known.update(then)
+
+        forget({})
+        return _C.Undo(forget, before)
 
     def of(self, storage: torch.UntypedStorage) -> Origin | None:
         """The origin of some memory; None where it was there before, or was made unseen."""

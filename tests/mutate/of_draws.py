@@ -2,7 +2,7 @@
 
 from .mutant import mutants, of_runtime
 
-RANDOM = of_runtime("random")
+RANDOM = of_runtime("random", "draws_within")
 TORCH = ("tests/project/test_intercepting.py",)
 
 OF_DRAWS = (
@@ -22,8 +22,9 @@ OF_DRAWS = (
         ("        _include(_key, self._outer is not None)\n", "        _include(_key, False)\n"),
         ("            carry(self._outer)\n", "            pass\n"),
         ("            carry(self)\n", "            pass\n"),
-        ("_carried(_NAME) if mine is None else mine", "mine"),
-        ("if not _carry and torch.cuda.is_initialized():", "if not _carry:"),
+        ("if own is None or not takes_generator(func, args, kwargs):", "if True:"),
+        ("_come_along(func) if mine is None else mine", "mine"),
+        ("(torch.cuda.is_initialized() or _scripts.get_functions())", "True"),
     ),
     *mutants(
         "pykern/runtime/random/eager.py",
@@ -34,6 +35,33 @@ OF_DRAWS = (
         ),
         ("        self._first.manual_seed(", "        id("),
         ("seed.of_stages.get(stage) or seed.of_stage(stage), index))", "seed.value(), index))"),
+    ),
+    *mutants(
+        "pykern/runtime/random/eager.py",
+        RANDOM,
+        ("interceptor() if _own_generator(args, kwargs) is None else None", "None"),
+    ),
+    *mutants(
+        "pykern/runtime/random/seed.py",
+        RANDOM,
+        ("with without_transforms(), _C.Undo", "with _C.Undo"),
+    ),
+    *mutants(
+        "pykern/runtime/failures.py",
+        of_runtime("failed_backward"),
+        ("        failures.clear()\n", ""),
+        ("            del first\n", "            pass\n"),
+    ),
+    *mutants(
+        "pykern/runtime/microbatch.py",
+        of_runtime("microbatch"),
+        ("tensor.size(0) == rows[0] > 1", "tensor.size(0) == rows[0]"),
+        ("    if isinstance(leaf, PLAIN):\n", "    if True:\n"),
+    ),
+    *mutants(
+        "pykern/runtime/gpu/capture/refusals.py",
+        of_runtime("capture_batches"),
+        ("one.cut_tape if isinstance(one, Environment) else None", "None"),
     ),
     *mutants(
         "pykern/runtime/random/draws.py",

@@ -157,7 +157,7 @@ def _plain_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def test_another_branch_of_the_forward_is_not_replayed(
     gpus: FakeCuda, signs: tuple[int, ...]
 ) -> None:
-    """Of all microbatches, and of some."""
+    """All microbatches take it, or some."""
     model, x, y = Branches(), torch.rand(ROWS, 12) + 0.1, torch.randn(ROWS, 12)
     other = x * torch.tensor(signs).repeat_interleave(4)[:, None]
     with pykern.Pipeline(

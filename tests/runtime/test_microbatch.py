@@ -98,13 +98,13 @@ def test_numbers_count_by_weight() -> None:
         ((torch.ones(2, 3).to_sparse(),), r"must be dense, got a torch.sparse_coo one.*to_dense"),
         (
             (torch.ones(4), SimpleNamespace(weight=torch.ones(4))),
-            r"must be in tuples, .*, got a SimpleNamespace with one of shape \(4,\)",
+            r"must be in tuples, .*, got a SimpleNamespace with shape \(4,\)",
         ),
         (
             {"inputs": (torch.ones(4), UserDict(a=torch.ones(4)))},
-            "got a UserDict with one of shape",
+            "got a UserDict with shape",
         ),
-        (UserDict(a=torch.ones(4)), r"got a UserDict with one of shape \(4,\).*dict\(...\)"),
+        (UserDict(a=torch.ones(4)), r"got a UserDict with shape \(4,\).*dict\(...\)"),
         (
             {"inputs": (torch.ones(4),), "named": {"bias": torch.ones(3)}},
             "^bias must have as many rows",

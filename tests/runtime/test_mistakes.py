@@ -200,7 +200,7 @@ CALLS = {
         lambda: make(loss_fn=lambda output: output.mean()).step(X, target=Y),
         TypeError,
         "loss_fn must take an output and a target, got <lambda>(output). Omit target= for a loss "
-        "of the output alone",
+        "of the output alone, and give a target of the model's own by position",
     ),
     "a target of other rows": (
         lambda: make().step(X, target=Y[:4]),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import pykern
 from pykern.trace import CutError, ReplayError, Traced
+from pykern.trace.foreign import Withheld
 
 from .caching import ROWS, WIDTH, Block, Cache, Forward, Model, adds, nothing, pipeline, with_cache
 
@@ -178,3 +179,13 @@ def test_objects_that_the_model_is_given_are_refused() -> None:
         pykern.Pipeline(
             Takes(), devices="cpu:2", microbatches=2, split_at=["second"], sample=sample
         )
+
+
+def test_a_withheld_object_tells_what_to_return() -> None:
+    withheld = Withheld("Cache")
+    with pytest.raises(
+        AttributeError, match=r"returns a Cache with tensors, .*: 'keys' is not there"
+    ):
+        _ = withheld.keys
+    with pytest.raises(KeyError, match=r"returns a Cache with tensors, .*: 'keys' is not there"):
+        withheld["keys"]

@@ -269,6 +269,6 @@ def refusal(what: object, action: Action) -> RuntimeError:
     """The error for an operation that draws in a backward."""
     return RuntimeError(
         f"{what} draws random numbers in a backward ({action}): activation checkpointing of a "
-        "layer with dropout cannot repeat the numbers of its forward here; checkpoint without "
-        "dropout, or use dropout without checkpointing"
+        "layer with dropout cannot repeat the numbers of its forward here. Use recompute= of the "
+        "pipeline in its place, or checkpoint without dropout"
     )
