@@ -25,7 +25,7 @@ from .origins import Origins
 from .recorder import Recorder
 from .routes import Direct, everywhere
 from .segment import Segment
-from .state import state_of
+from .state_reader import StateReader
 from .tape import Tape, modes_now
 from .untouched import Untouched
 from .values import held_in
@@ -87,7 +87,8 @@ class Traced:
         ]
         self._stage_of = [0] * len(self.segments)  # by segment
         self._direct: Direct = everywhere
-        self._state = state_of(model, self._opened)
+        self._reader = StateReader(model, self._opened)
+        self._state = self._reader.now()
         # The key used last is the last.
         self._cut_tapes: dict[Any, list[CutTape]] = {}
         self._cut_tape(tape, (key_of_call(sample)[1], self._now()))
@@ -149,8 +150,7 @@ class Traced:
             RuntimeError: a module that stays whole is another by now.
         """
         require_openable(self._opened, self._model)
-        if (state := state_of(self._model, self._opened)) != self._state:
-            self._state = state
+        self._state = self._reader.now()
         for segment in self.segments.values():
             segment.refresh()
 
@@ -191,7 +191,7 @@ class Traced:
             self._record(call, settling=True)
             tape = self._record(call)
         # Attributes are others by now.
-        self._state = state_of(self._model, self._opened)
+        self._state = self._reader.now()
         return tape
 
     def _record(self, call: Call, *, settling: bool = False) -> Tape:

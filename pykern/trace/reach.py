@@ -59,7 +59,7 @@ def places_of(modules: Iterable[nn.Module], functions: Iterable[object] = ()) ->
     """
     found: dict[int, Place] = {}
     for module in modules:
-        if not _is_foreign(type(module)):
+        if not is_foreign(type(module)):
             _visit(module, type(module).__name__, found, _DEPTH)
             _visit(type(module).forward, type(module).__name__, found, _DEPTH)
     for function in functions:
@@ -86,7 +86,7 @@ def _visit(thing: object, name: str, found: dict[int, Place], depth: int) -> Non
 
 
 def _visit_function(function: types.FunctionType, found: dict[int, Place], depth: int) -> None:
-    if _is_foreign(function):
+    if is_foreign(function):
         return
     code, names = function.__code__, function.__globals__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -120,7 +120,7 @@ def _reader(thing: Any) -> Callable[[], Mapping[Any, Any]] | None:
         # A copy first: other stages may write meanwhile.
         return lambda: {key: each for key, each in {**vars(thing)}.items() if key not in TORCHS}
     is_space = isinstance(thing, types.SimpleNamespace | threading.local)
-    return None if _is_foreign(type(thing)) and not is_space else lambda: vars(thing)
+    return None if is_foreign(type(thing)) and not is_space else lambda: vars(thing)
 
 
 def _entries(thing: Any) -> Mapping[Any, Any]:
@@ -139,7 +139,8 @@ def _chosen(names: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {"": names[name]} if name in names else {}
 
 
-def _is_foreign(thing: Any) -> bool:
+def is_foreign(thing: Any) -> bool:
+    """Whether a class or function is one of Python's, torch's, numpy's or pykern's."""
     return (getattr(thing, "__module__", None) or "").partition(".")[0] in _FOREIGN
 
 
@@ -157,7 +158,7 @@ def word_of(place: Place, key: object) -> str:
 
 def words_of(modules: Iterable[nn.Module]) -> set[str]:
     """The names and texts in the code of the modules' own functions."""
-    kinds = {kind for module in modules for kind in type(module).__mro__ if not _is_foreign(kind)}
+    kinds = {kind for module in modules for kind in type(module).__mro__ if not is_foreign(kind)}
     codes = [
         value.__code__
         for kind in kinds

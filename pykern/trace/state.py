@@ -75,7 +75,7 @@ def _parts(value: Any, depth: int) -> Hashable:
     return tuple(described(part, depth) for part in value)
 
 
-def attributes(module: nn.Module, depth: int = 2) -> dict[str, Hashable]:
+def attributes(module: nn.Module, depth: int) -> dict[str, Hashable]:
     """Those that the model's author gave it, described."""
     return {
         name: described(value, depth) for name, value in vars(module).items() if name not in TORCHS
@@ -85,8 +85,22 @@ def attributes(module: nn.Module, depth: int = 2) -> dict[str, Hashable]:
 def state_of(model: nn.Module, opened: Iterable[nn.Module]) -> Hashed:
     """State that forwards of the opened modules may read: attributes, parts, types and shapes."""
     held = frozenset((parameter.dtype, parameter.shape) for parameter in model.parameters())
+    seen: set[int] = set()
+
+    def once(value: Any) -> Hashable:
+        # Modules may have large objects in common, such as a configuration.
+        if isinstance(value, PLAIN) or id(value) not in seen:
+            seen.add(id(value))
+            return described(value)
+        return Same(value)
+
     parts = tuple(
-        (tuple(attributes(module).items()), tuple(map(Same, module._modules.values())))
+        (
+            tuple(
+                (name, once(value)) for name, value in vars(module).items() if name not in TORCHS
+            ),
+            tuple(map(Same, module._modules.values())),
+        )
         for module in opened
     )
     return Hashed((held, parts))

@@ -55,6 +55,22 @@ OF_STAGES = (
         ("        cell.require_same(outputs)\n", ""),
     ),
     *mutants(
+        "pykern/trace/state_reader.py",
+        ("tests/trace/test_state_reader.py",),
+        ("            found.append(described(value))\n", "            pass\n"),
+        ("if name in self._names]", "]"),
+        ("for held in (vars(module), *kinds, *(", "for held in (vars(module), *("),
+        ("*([function.__globals__] if is_near else [])", "*[]"),
+        ("function.fget if isinstance(function, property) else function", "function"),
+        ("        if state != self._last:\n", "        if True:\n"),
+    ),
+    *mutants(
+        "pykern/trace/origins.py",
+        ("tests/trace/test_moving_averages.py",),
+        ("        forget({})\n", ""),
+        ("_C.Undo(forget, before)", "_C.Undo(id, before)"),
+    ),
+    *mutants(
         "pykern/trace/segment.py",
         RECORDED,
         ("if parent._modules.get(name) is not self._modules[key_of(full_name)]:", "if False:"),

@@ -1,0 +1,133 @@
+"""Numbers beside the inputs that a recorded forward reads: each step has those of now."""
+
+import argparse
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pykern
+from pykern.trace.state_reader import StateReader
+
+ARGS = argparse.Namespace(rate=1.0, other=1.0)
+NUMBERS = {"rate": 1.0}
+RATE = 1.0
+
+
+class OfClass:
+    shared = 1.0
+    table: ClassVar[dict[str, float]] = {"rate": 1.0}
+
+
+def helper() -> float:
+    return ARGS.rate
+
+
+def around() -> tuple[Callable[[], float], Callable[[float], None]]:
+    rate = 1.0
+
+    def get() -> float:
+        return rate
+
+    def put(value: float) -> None:
+        nonlocal rate
+        rate = value
+
+    return get, put
+
+
+GET, PUT = around()
+
+
+class Model(OfClass, nn.Module):
+    def __init__(self, read: str) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.read = read
+        self.config = SimpleNamespace(train=SimpleNamespace(loss=SimpleNamespace(rate=1.0)))
+        self.nested = {"train": {"loss": [{"rate": 1.0}]}}
+        self.steps = SimpleNamespace(count=SimpleNamespace(total=0))
+
+    @property
+    def rate(self) -> float:
+        return float(self.config.train.loss.rate)
+
+    def method(self) -> float:
+        return float(self.nested["train"]["loss"][0]["rate"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        match self.read:
+            case "property":
+                rate = self.rate
+            case "method":
+                rate = self.method()
+            case "attribute of a class":
+                rate = self.shared
+            case "dict of a class":
+                rate = self.table["rate"]
+            case "arguments":
+                rate = ARGS.rate
+            case "function":
+                rate = helper()
+            case "global":
+                rate = RATE
+            case "global dict":
+                rate = NUMBERS["rate"]
+            case _:
+                rate = GET()
+        y: Tensor = self.last(self.first(x) * rate)
+        return y
+
+
+def _set_global(_: Model, value: float) -> None:
+    globals()["RATE"] = value
+
+
+WAYS: dict[str, Callable[[Model, float], Any]] = {
+    "property": lambda model, value: setattr(model.config.train.loss, "rate", value),
+    "method": lambda model, value: model.nested["train"]["loss"][0].update(rate=value),
+    "attribute of a class": lambda _, value: setattr(OfClass, "shared", value),
+    "dict of a class": lambda _, value: OfClass.table.update(rate=value),
+    "arguments": lambda _, value: setattr(ARGS, "rate", value),
+    "function": lambda _, value: setattr(ARGS, "rate", value),
+    "global": _set_global,
+    "global dict": lambda _, value: NUMBERS.update(rate=value),
+    "function around": lambda _, value: PUT(value),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_number_that_changes_is_read_again(way: str) -> None:
+    torch.manual_seed(0)
+    model, x = Model(way), torch.randn(8, 4)
+    with pykern.Pipeline(
+        model, devices="cpu:2", microbatches=4, loss_fn=F.mse_loss, sample=x[:2]
+    ) as pipe:
+        try:
+            for value in (1.0, 0.5, 1.0):
+                WAYS[way](model, value)
+                losses = [F.mse_loss(model(part), part) / 4 for part in x.split(2)]
+                plain = losses[0] + losses[1] + losses[2] + losses[3]
+                assert torch.equal(pipe.step(x, target=x), plain)
+        finally:
+            WAYS[way](model, 1.0)
+
+
+def test_the_state_is_one_object_until_it_changes() -> None:
+    model = Model("property")
+    reader = StateReader(model, [model])
+    before = reader.now()
+    assert reader.now() is before
+    # No code names these, deep as they are.
+    model.steps.count.total += 1
+    ARGS.other += 1.0
+    assert reader.now() is before
+    model.config.train.loss.rate = 0.5
+    changed = reader.now()
+    assert changed != before
+    model.config.train.loss.rate = 1.0
+    assert reader.now() == before
