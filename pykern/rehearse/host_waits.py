@@ -52,9 +52,15 @@ class HostWaits:
         """Whether the thread runs an action of a pipeline."""
         return bool(self._thread.action)
 
-    def step(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def step(self) -> Iterator[None]:
         """A step of a pipeline that the user's line runs."""
-        return replaced(self, "_step", line_of_user())
+        self._step = line_of_user()
+        try:
+            yield
+        finally:
+            # Another thread's may have begun in between.
+            self._step = None
 
     def action(self, kind: Kind, stage: int) -> AbstractContextManager[None]:
         """An action of that step, on this thread."""

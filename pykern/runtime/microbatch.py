@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..tensors.trees import flatten, unflatten, with_paths
-from ..trace.objects import Holdings
 from ..trace.values import PLAIN
+
+# How deep objects of unknown classes are looked into, and how many parts of each at most.
+_DEPTH, _MOST = 3, 100
 
 
 class SplitError(ValueError):
@@ -191,13 +193,28 @@ def _refuse_other(leaf: Any, rows: Sequence[int]) -> None:
             f"{tuple(shape)}. Use torch.from_numpy(array)"
         )
 
-    for tensor in Holdings([leaf]).tensors:
+    for tensor in _tensors_within(leaf, _DEPTH):
         if tensor.dim() > 0 and (not rows or tensor.size(0) == rows[0] > 1):
             raise SplitError(
                 "tensors of a batch must be in tuples, lists, dicts, dataclasses or others that "
                 f"torch.utils._pytree knows, got a {type(leaf).__name__} with shape "
-                f"{tuple(tensor.shape)}. Pass its tensors, or dict(...) of a mapping"
+                f"{tuple(tensor.shape)}. Pass its tensors, dict(...) of a mapping, or tables for "
+                "all rows as buffers of the model"
             )
+
+
+def _tensors_within(thing: Any, depth: int) -> Iterator[Tensor]:
+    """The tensors in an object of an unknown class, and in what it holds."""
+    if isinstance(thing, Tensor):
+        yield thing
+    if depth == 0 or isinstance(thing, (*PLAIN, Tensor, nn.Module, type)) or callable(thing):
+        return
+    parts = [*getattr(thing, "__dict__", {}).values()]
+    if isinstance(thing, dict | list | tuple):
+        parts += thing.values() if isinstance(thing, dict) else thing
+    # Larger ones are tables, such as vocabularies.
+    for part in parts if len(parts) <= _MOST else ():
+        yield from _tensors_within(part, depth - 1)
 
 
 def _disagreement(tree: Any, rows: int) -> SplitError:

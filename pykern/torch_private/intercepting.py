@@ -246,6 +246,9 @@ def _intercepted(func: Operation) -> Callable[..., Any]:
             return method(*args, **kwargs)
         finally:
             _here.inner = mine
+            # A draw that this one led to may have carried another.
+            for carry in _carry:
+                carry(inner)
             _include(_key, True)
 
     return kernel

@@ -73,6 +73,7 @@ class Traced:
         self.before_recording: Callable[[], None] = lambda: None
         self._whole = whole_by_names(dict(model.named_modules()), whole)
         self._opened = self._first_opened(num_stages, split_at)
+        self._reader = StateReader(model, self._opened)
         tape = self._record_opening(sample, num_stages)
         self._anchors = _anchors(tape)
         self.segments = {
@@ -87,7 +88,6 @@ class Traced:
         ]
         self._stage_of = [0] * len(self.segments)  # by segment
         self._direct: Direct = everywhere
-        self._reader = StateReader(model, self._opened)
         self._state = self._reader.now()
         # The key used last is the last.
         self._cut_tapes: dict[Any, list[CutTape]] = {}
@@ -186,11 +186,11 @@ class Traced:
         Such as RWKV, which scales its weights when it is called for the first time in a mode.
         """
         try:
-            return self._record(call)
+            tape = self._record(call)
         except Unsettled:
             self._record(call, settling=True)
             tape = self._record(call)
-        # Attributes are others by now.
+        # Attributes may be others by now.
         self._state = self._reader.now()
         return tape
 
@@ -208,11 +208,10 @@ class Traced:
         args, kwargs = map_tree(copy, call)
         inputs = list(copies.values())
         home = inputs[0].device if inputs else torch.device("cpu")
-        untouched = Untouched(self._model, self._opened, settling=settling)
-        with self.origins.without(list(self._model.buffers())), untouched.kept():
-            generators = untouched.generators
-            recorder = self._recorder(self._model, self._opened, home, self.origins, generators)
-            tape = recorder.record(self._model, inputs, (args, kwargs), settling=settling)
+        model, untouched = self._model, Untouched(self._model, self._opened, settling=settling)
+        with self._reader.recording(), self.origins.without([*model.buffers()]), untouched.kept():
+            recorder = self._recorder(model, self._opened, home, self.origins, untouched.generators)
+            tape = recorder.record(model, inputs, (args, kwargs), settling=settling)
             untouched.require()
             return tape
 

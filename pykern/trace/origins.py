@@ -70,7 +70,8 @@ class Origins:
         Buffers are there before a recording, whoever has written them, and are put back behind it.
         """
         addresses = [storage._cdata for storage in storages_of(tensors)]
-        before = {at: self._known[at] for at in addresses if at in self._known}
+        with self._lock:
+            before = {at: self._known[at] for at in addresses if at in self._known}
 
         def forget(then: Mapping[int, Any]) -> None:
             with self._lock:

@@ -140,8 +140,9 @@ def _chosen(names: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def is_foreign(thing: Any) -> bool:
-    """Whether a class or function is one of Python's, torch's, numpy's or pykern's."""
-    return (getattr(thing, "__module__", None) or "").partition(".")[0] in _FOREIGN
+    """Whether a class, a function or a file is one of Python's, torch's, numpy's or pykern's."""
+    place = "__name__" if isinstance(thing, types.ModuleType) else "__module__"
+    return (getattr(thing, place, None) or "").partition(".")[0] in _FOREIGN
 
 
 def named(place: Place, key: object) -> str:

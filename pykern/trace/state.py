@@ -85,14 +85,14 @@ def attributes(module: nn.Module, depth: int) -> dict[str, Hashable]:
 def state_of(model: nn.Module, opened: Iterable[nn.Module]) -> Hashed:
     """State that forwards of the opened modules may read: attributes, parts, types and shapes."""
     held = frozenset((parameter.dtype, parameter.shape) for parameter in model.parameters())
-    seen: set[int] = set()
+    seen: dict[int, int] = {}
 
     def once(value: Any) -> Hashable:
         # Modules may have large objects in common, such as a configuration.
         if isinstance(value, PLAIN) or id(value) not in seen:
-            seen.add(id(value))
+            seen[id(value)] = len(seen)
             return described(value)
-        return Same(value)
+        return "seen", seen[id(value)]
 
     parts = tuple(
         (

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import types
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import Tensor, nn
 
+from .code_names import attribute_names, functions_of, global_names
 from .reach import is_foreign
-from .state import Hashed, described, state_of
+from .state import TORCHS, Hashed, Same, described, state_of
 from .values import PLAIN
 
 # So many attributes and keys lie between a module, or a global, and the numbers that are looked at.
@@ -29,71 +30,127 @@ class StateReader:
 
     Args:
         model: the whole.
-        opened: those of its modules whose forwards are recorded.
+        opened: those of its modules whose forwards are recorded, from the first call of `now` on.
     """
 
-    def __init__(self, model: nn.Module, opened: Iterable[nn.Module]) -> None:
+    def __init__(self, model: nn.Module, opened: Collection[nn.Module]) -> None:
         self._model = model
-        self._opened = list(opened)
+        self._opened = opened
         self._names: set[str] = set()
-        # Where values are, and by which name.
-        self._places: dict[tuple[int, str], tuple[Mapping[str, Any], str]] = {}
-        self._cells: dict[int, types.CellType] = {}
-        for module in self._opened:
-            functions = _functions_of(module)
-            names = {name for each in functions for name in _names_in(each.__code__)}
-            self._names |= names
-            self._cells |= {id(cell): cell for of in functions for cell in of.__closure__ or ()}
-            kinds = [vars(kind) for kind in type(module).__mro__ if not is_foreign(kind)]
-            for held in (vars(module), *kinds, *(each.__globals__ for each in functions)):
-                self._places |= {
-                    (id(held), name): (held, name)
-                    for name in sorted(names & held.keys())
-                    if isinstance(held[name], PLAIN) or _is_state(held[name])
-                }
-        self._last = self._now()
+        # By owner and name: where values are, and by which name.
+        self._places: dict[object, tuple[Mapping[str, Any], str]] = {}
+        # By identity: the variables of functions around.
+        self._cells: dict[object, types.CellType] = {}
+        # By class, the names of attributes that are not in its objects' dictionaries.
+        self._slots: dict[type, list[str]] = {}
+        self._last: Hashed | None = None
 
     def now(self) -> Hashed:
         """The present state; the same object as long as it does not change."""
-        state = self._now()
+        if self._last is None:
+            self._look()
+        values = self._values()
+        state = Hashed((state_of(self._model, self._opened), tuple(values.values())))
         if state != self._last:
             self._last = state
         return self._last
 
-    def _now(self) -> Hashed:
-        found: list[Hashable] = []
-        seen: set[int] = set()
-        for held, name in self._places.values():
-            self._note(held.get(name), found, seen, _DEPTH)
-        for cell in self._cells.values():
-            self._note(_content(cell), found, seen, _DEPTH)
-        return Hashed((state_of(self._model, self._opened), tuple(found)))
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """A context around a run of the model. No state is what that run changes, such as a counter."""
+        before = self._values()
+        try:
+            yield
+        finally:
+            for key, value in self._values().items():
+                if value != before[key]:
+                    self._places.pop(key, None)
+                    self._cells.pop(key, None)
 
-    def _note(self, value: Any, found: list[Hashable], seen: set[int], depth: int) -> None:
-        """Appends the numbers, texts and the like in a value, where the code may read them."""
+    def _look(self) -> None:
+        """Finds where the forwards may read."""
+        for module in self._opened:
+            functions = functions_of(module)
+            names = set[str]().union(*(attribute_names(each.__code__) for each in functions))
+            self._names |= names
+            # Others are looked at elsewhere.
+            self._add(module, names - TORCHS)
+            self._add(type(module), names)
+            for each in functions:
+                self._cells |= {id(cell): cell for cell in each.__closure__ or ()}
+                place = each.__globals__
+                for name in sorted(global_names(each.__code__) & place.keys()):
+                    if isinstance(place[name], type | types.ModuleType):
+                        self._add(place[name], names)
+                    elif not callable(place[name]):
+                        self._places[id(place), name] = place, name
+
+    def _add(self, owner: Any, names: set[str]) -> None:
+        """Adds attributes of a module, or of a class or a file of the user's."""
+        spaces = owner.__mro__ if isinstance(owner, type) else [owner]
+        for space in spaces:
+            if is_foreign(space):
+                continue
+            held = vars(space)
+            for name in sorted(names & held.keys()):
+                if not callable(held[name]) and not isinstance(held[name], property):
+                    self._places[id(space), name] = held, name
+
+    def _values(self) -> dict[object, Hashable]:
+        """By place, the numbers and the like there, and in what is there."""
+        seen: dict[int, int] = {}
+        found: dict[object, Hashable] = {}
+        for key, (held, name) in self._places.items():
+            found[key] = self._described(held.get(name), seen, _DEPTH)
+        for number, cell in self._cells.items():
+            found[number] = self._described(_content(cell), seen, _DEPTH)
+        return found
+
+    def _described(self, value: Any, seen: dict[int, int], depth: int) -> Hashable:
         if isinstance(value, PLAIN):
-            found.append(described(value))
-        elif depth and id(value) not in seen and _is_state(value):
-            seen.add(id(value))
-            for part in self._parts(value):
-                self._note(part, found, seen, depth - 1)
+            return described(value)
+        if isinstance(value, Tensor | nn.Module):
+            # Their values are not Python's, and a description would keep them alive.
+            return (type(value),)
+        if id(value) in seen:
+            return "seen", seen[id(value)]
+        seen[id(value)] = len(seen)
+        is_container = isinstance(value, dict | list | tuple)
+        if is_container and len(value) > _MOST:
+            return Same(value), len(value)
+        if depth == 0 or not (is_container or _is_space(value)):
+            return described(value, 1)
+        parts = value if is_container else self._attributes(value)
+        pairs = list(parts.items() if isinstance(parts, dict) else enumerate(parts))
+        inside = tuple(
+            (key if isinstance(key, PLAIN) else Same(key), self._described(part, seen, depth - 1))
+            for key, part in pairs
+        )
+        return type(value) if is_container else Same(value), inside
 
-    def _parts(self, value: Any) -> Iterable[Any]:
-        if isinstance(value, dict | list | tuple):
-            if len(value) > _MOST:
-                return ()
-            return list(value.values()) if isinstance(value, dict) else value
-        held: Mapping[str, Any] = getattr(value, "__dict__", {})
-        return [part for name, part in held.items() if name in self._names]
+    def _attributes(self, value: Any) -> dict[str, Any]:
+        """Those that the code names."""
+        slots = self._slots.get(type(value))
+        if slots is None:
+            slots = self._slots[type(value)] = [
+                name
+                for kind in type(value).__mro__
+                for name in sorted(self._names & vars(kind).keys())
+                if isinstance(vars(kind)[name], types.MemberDescriptorType)
+            ]
+        found = {name: getattr(value, name, None) for name in slots}
+        # An object may make what is asked of it, and raise anything.
+        with suppress(Exception):
+            held = dict(value.__dict__)
+            found |= {name: held[name] for name in held if name in self._names}
+        return found
 
 
-def _is_state(value: Any) -> bool:
-    """Whether a forward may read numbers in it."""
-    if isinstance(value, dict | list | tuple | types.SimpleNamespace | argparse.Namespace):
+def _is_space(value: Any) -> bool:
+    """Whether it is an object of the user's with attributes."""
+    if isinstance(value, types.SimpleNamespace | argparse.Namespace):
         return True
-    if isinstance(value, Tensor | nn.Module | type | types.ModuleType) or callable(value):
-        return False
-    return not is_foreign(type(value))
+    return not (isinstance(value, type) or callable(value) or is_foreign(type(value)))
 
 
 def _content(cell: types.CellType) -> Any:
@@ -102,35 +159,3 @@ def _content(cell: types.CellType) -> Any:
     except ValueError:
         # Nothing has been put into it yet.
         return None
-
-
-def _functions_of(module: nn.Module) -> list[types.FunctionType]:
-    """The forward of a module, and the functions of its class and file that this leads to."""
-    methods = {
-        name: value for kind in reversed(type(module).__mro__) for name, value in vars(kind).items()
-    }
-    found: dict[types.FunctionType, None] = {}
-    todo: list[Any] = [methods.get("forward")]
-    while todo:
-        function = todo.pop()
-        function = function.fget if isinstance(function, property) else function
-        function = inspect.unwrap(function) if callable(function) else None
-        if not isinstance(function, types.FunctionType) or is_foreign(function):
-            continue
-        if function not in found:
-            found[function] = None
-            is_near = function.__module__ == type(module).__module__
-            places = [vars(module), methods, *([function.__globals__] if is_near else [])]
-            for name in _names_in(function.__code__):
-                todo += [place[name] for place in places if name in place]
-    return list(found)
-
-
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    """The names and texts in a function's code, and in functions within it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, types.CodeType):
-            yield from _names_in(constant)

@@ -128,6 +128,18 @@ def test_objects_without_rows_of_the_batch_go_to_all() -> None:
     assert batch_size((torch.ones(1), Rotary(1))) == 1
 
 
+def test_objects_of_a_batch_are_only_looked_at() -> None:
+    class Handle:
+        def __copy__(self) -> "Handle":
+            raise AssertionError("copied")
+
+        def __init__(self) -> None:
+            self.mine = self
+            self.words = dict.fromkeys(map(str, range(1000)), torch.ones(4))
+
+    assert batch_size((torch.ones(4), Handle())) == 4
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [

@@ -2,9 +2,12 @@
 
 import argparse
 from collections.abc import Callable
-from types import SimpleNamespace
+from dataclasses import dataclass
+from enum import Enum
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -118,6 +121,8 @@ def test_a_number_that_changes_is_read_again(way: str) -> None:
 
 
 def test_the_state_is_one_object_until_it_changes() -> None:
+    # An attribute has this name.
+    globals()["first"] = 1.0
     model = Model("property")
     reader = StateReader(model, [model])
     before = reader.now()
@@ -125,9 +130,125 @@ def test_the_state_is_one_object_until_it_changes() -> None:
     # No code names these, deep as they are.
     model.steps.count.total += 1
     ARGS.other += 1.0
+    globals()["first"] = 3.0
     assert reader.now() is before
     model.config.train.loss.rate = 0.5
     changed = reader.now()
     assert changed != before
     model.config.train.loss.rate = 1.0
     assert reader.now() == before
+
+
+class Colour(Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclass(slots=True)
+class Slots:
+    scale: float = 1.0
+
+
+class Config:
+    rate = 1.0
+
+
+class Odd:
+    """Raises what it likes."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise LookupError
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+THINGS: dict[str, Any] = {"it": None}
+SPACE = ModuleType("settings")
+SPACE.rate = 1.0  # type: ignore[attr-defined]
+
+
+def undecorated(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: nn.Module, x: Tensor) -> Any:
+        return forward(self, x * THINGS["it"])
+
+    return call
+
+
+class Reads(nn.Module):
+    @undecorated
+    def forward(self, x: Tensor) -> Tensor:
+        thing = THINGS["it"]
+        for name in ("scale", "key"):
+            x = x * getattr(thing, name)
+        return x * Config.rate * float(SPACE.rate)
+
+
+CHANGES: dict[str, tuple[Any, Any]] = {
+    "members": (Colour.RED, Colour.BLUE),
+    "keys": ({"a": True}, {"b": True}),
+    "lengths": ([[1], [2, 3]], [[1, 2], [3]]),
+    "numbers of numpy": (np.float32(1), np.float32(2)),
+    "slots": (Slots(1.0), Slots(2.0)),
+    "functions": (len, abs),
+    "types": (1, True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_values_that_differ_have_other_states(change: str) -> None:
+    model = Reads()
+    one, other = CHANGES[change]
+    THINGS["it"] = one
+    reader = StateReader(model, [model])
+    before = reader.now()
+    THINGS["it"] = other
+    assert reader.now() != before
+    THINGS["it"] = one
+    assert reader.now() == before
+
+
+def test_a_slot_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Reads()
+    THINGS["it"] = Slots()
+    reader = StateReader(model, [model])
+    before = reader.now()
+    THINGS["it"].scale = 2.0
+    between = reader.now()
+    assert between != before
+    monkeypatch.setattr(Config, "rate", 2.0)
+    after = reader.now()
+    assert after != between
+    monkeypatch.setattr(SPACE, "rate", 2.0)
+    assert reader.now() != after
+
+
+def test_odd_objects_are_left_alone() -> None:
+    model = Reads()
+    THINGS["it"] = Odd()
+    reader = StateReader(model, [model])
+    assert reader.now() is reader.now()
+
+
+CALLS = {"forward": 0}
+
+
+class Counts(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        CALLS["forward"] += 1
+        return super().forward(x)
+
+
+def test_what_a_recording_changes_is_no_state() -> None:
+    """Else every step would record the forward again."""
+    model = Counts("global")
+    with pykern.Pipeline(
+        model, devices="cpu:2", microbatches=2, loss_fn=F.mse_loss, sample=torch.randn(2, 4)
+    ) as pipe:
+        before = CALLS["forward"]
+        for rows in (4, 6, 4, 6, 4, 6, 6):
+            x = torch.randn(rows, 4)
+            pipe.step(x, target=x)
+        # The other size is recorded, and both once more because the counter is no state then.
+        assert CALLS["forward"] - before <= 3

@@ -1,0 +1,81 @@
+"""Names in the code of a module's forward, and of the functions that this leads to."""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from .reach import is_foreign
+
+
+def functions_of(module: nn.Module) -> list[types.FunctionType]:
+    """The forward of a module, and the functions of its class and file that this leads to.
+
+    Functions that decorators have wrapped are among them.
+    """
+    methods = {
+        name: value for kind in reversed(type(module).__mro__) for name, value in vars(kind).items()
+    }
+    found: dict[types.FunctionType, None] = {}
+    todo: list[Any] = [methods.get("forward"), vars(module).get("forward")]
+    while todo:
+        for function in _plain(todo.pop()):
+            if function in found or is_foreign(function):
+                continue
+            found[function] = None
+            todo += [_content(cell) for cell in function.__closure__ or ()]
+            todo.append(vars(function).get("__wrapped__"))
+            code = function.__code__
+            for place in (vars(module), methods):
+                todo += [place[name] for name in attribute_names(code) if name in place]
+            if function.__module__ == type(module).__module__:
+                place = function.__globals__
+                todo += [place[name] for name in global_names(code) if name in place]
+    return list(found)
+
+
+def _plain(thing: Any) -> Iterator[types.FunctionType]:
+    """The function of Python in a thing, if any."""
+    if isinstance(thing, property):
+        thing = thing.fget
+    while isinstance(thing, partial):
+        thing = thing.func
+    if isinstance(thing, types.MethodType | staticmethod | classmethod):
+        thing = thing.__func__
+    if isinstance(thing, types.FunctionType):
+        yield thing
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        # Nothing has been put into it yet.
+        return None
+
+
+def attribute_names(code: types.CodeType) -> set[str]:
+    """The names and texts in a function's code, by which it may read attributes and keys."""
+    found = set(code.co_names)
+    constants = list(code.co_consts)
+    while constants:
+        constant = constants.pop()
+        if isinstance(constant, str):
+            found.add(constant)
+        elif isinstance(constant, types.CodeType):
+            found |= attribute_names(constant)
+        elif isinstance(constant, tuple | frozenset):
+            constants += constant
+    return found
+
+
+def global_names(code: types.CodeType) -> set[str]:
+    """The names of globals that a function's code reads."""
+    codes = [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    found = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    return found.union(*map(global_names, codes))
