@@ -57,7 +57,7 @@ class StateReader:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """A context around a run of the model. No state is what that run changes, such as a counter."""
+        """A context around a run of the model; values that it changes do not count from then on."""
         before = self._values()
         try:
             yield

@@ -250,5 +250,5 @@ def test_what_a_recording_changes_is_no_state() -> None:
         for rows in (4, 6, 4, 6, 4, 6, 6):
             x = torch.randn(rows, 4)
             pipe.step(x, target=x)
-        # The other size is recorded, and both once more because the counter is no state then.
+        # The other size is recorded, then both, because the counter does not count any more.
         assert CALLS["forward"] - before <= 3
