@@ -1,6 +1,7 @@
 """Differences between a pipeline and its plain model are found, and named."""
 
 import copy
+import os
 import re
 from typing import Any
 
@@ -175,14 +176,12 @@ def test_the_boundary_of_a_recorded_model_is_named(
 class Forgets(nn.Module):
     """Its forward depends on something that no recording sees."""
 
-    factor = 1.0
-
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.b(self.a(x)) * Forgets.factor
+        y: Tensor = self.b(self.a(x)) * float(os.environ.get("FACTOR", "1"))
         return y
 
 
@@ -191,7 +190,7 @@ def test_a_recording_that_is_not_the_forward_is_told(monkeypatch: pytest.MonkeyP
         Forgets(), devices="cpu:2", microbatches=3, loss_fn=F.mse_loss, sample=X[:2], verify=1
     ) as pipe:
         pipe.step(X, target=Y)
-        monkeypatch.setattr(Forgets, "factor", 2.0)
+        monkeypatch.setenv("FACTOR", "2")
         with pytest.raises(pykern.VerifyError, match="not in the recording"):
             pipe.step(X, target=Y)
 
