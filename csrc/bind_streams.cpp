@@ -250,21 +250,20 @@ class StreamExecutor final : public Closable {
 using PyProgram = py::class_<StreamProgram>;
 
 void bind_slots(PyProgram& program) {
-    program
-        .def(
-            "slots",
-            [](const StreamProgram& self, int stage) {
-                const Plan& plan = self.job.order().plan();
-                in_range("stage", stage, plan.num_stages());
-                std::vector<int> slots;
-                for (int number = 0; number < plan.num_microbatches(); ++number) {
-                    const Action forward{.microbatch = static_cast<std::uint32_t>(number),
-                                         .stage = static_cast<std::uint16_t>(stage)};
-                    slots.push_back(self.job.order().slot_of(forward));
-                }
-                return slots;
-            },
-            "stage"_a, "By microbatch, the slot of its cell at the stage.");
+    program.def(
+        "slots",
+        [](const StreamProgram& self, int stage) {
+            const Plan& plan = self.job.order().plan();
+            in_range("stage", stage, plan.num_stages());
+            std::vector<int> slots;
+            for (int number = 0; number < plan.num_microbatches(); ++number) {
+                const Action forward{.microbatch = static_cast<std::uint32_t>(number),
+                                     .stage = static_cast<std::uint16_t>(stage)};
+                slots.push_back(self.job.order().slot_of(forward));
+            }
+            return slots;
+        },
+        "stage"_a, "By microbatch, the slot of its cell at the stage.");
 }
 
 void bind_streams_program(py::module_& module) {

@@ -83,8 +83,7 @@ Plan with_updates(const Plan& plan, int group, int delay) {
     for (int device = 0; device < plan.num_devices(); ++device) {
         rows.push_back(updated(plan, first_trained, device, group, delay));
     }
-    return checked(
-        {plan.placement(), plan.num_microbatches(), std::move(rows), plan.num_slices()});
+    return checked({plan.placement(), plan.num_microbatches(), std::move(rows), plan.num_slices()});
 }
 
 std::vector<int> weight_versions(const Plan& plan) {
