@@ -28,7 +28,7 @@ def functions_of(module: nn.Module) -> list[types.FunctionType]:
             if function in found or is_foreign(function):
                 continue
             found[function] = None
-            todo += [_content(cell) for cell in function.__closure__ or ()]
+            todo += [content_of(cell) for cell in function.__closure__ or ()]
             todo.append(vars(function).get("__wrapped__"))
             code = function.__code__
             for place in (vars(module), methods):
@@ -51,11 +51,11 @@ def _plain(thing: Any) -> Iterator[types.FunctionType]:
         yield thing
 
 
-def _content(cell: types.CellType) -> Any:
+def content_of(cell: types.CellType) -> Any:
+    """The value that a variable of a function around has now; None before it has any."""
     try:
         return cell.cell_contents
     except ValueError:
-        # Nothing has been put into it yet.
         return None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .code_names import attribute_names, functions_of, global_names
+from .code_names import attribute_names, content_of, functions_of, global_names
 from .reach import is_foreign
 from .state import TORCHS, Hashed, Same, described, state_of
 from .values import PLAIN
@@ -103,7 +103,7 @@ class StateReader:
         for key, (held, name) in self._places.items():
             found[key] = self._described(held.get(name), seen, _DEPTH)
         for number, cell in self._cells.items():
-            found[number] = self._described(_content(cell), seen, _DEPTH)
+            found[number] = self._described(content_of(cell), seen, _DEPTH)
         return found
 
     def _described(self, value: Any, seen: dict[int, int], depth: int) -> Hashable:
@@ -151,11 +151,3 @@ def _is_space(value: Any) -> bool:
     if isinstance(value, types.SimpleNamespace | argparse.Namespace):
         return True
     return not (isinstance(value, type) or callable(value) or is_foreign(type(value)))
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        # Nothing has been put into it yet.
-        return None

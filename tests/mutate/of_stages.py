@@ -70,7 +70,7 @@ OF_STAGES = (
         ("if function.__module__ == type(module).__module__:", "if False:"),
         ("        thing = thing.fget\n", "        return\n"),
         ('if each.opname == "LOAD_GLOBAL"', "if each.argval in code.co_names"),
-        ("[_content(cell) for cell in function.__closure__ or ()]", "[]"),
+        ("[content_of(cell) for cell in function.__closure__ or ()]", "[]"),
         ("        elif isinstance(constant, tuple | frozenset):\n", "        elif False:\n"),
     ),
     *mutants(
