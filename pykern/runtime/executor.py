@@ -139,8 +139,8 @@ class Executor:
         """Runs the actions of a step that has begun."""
         actions = self.replicas.put_together(self._callbacks)
         # On CPUs, C++ `Workers` call these in the order of the plan's dependencies.
-        run = self.driver.run
-        self._failures.raise_first(run(program, actions, batch, traced=self.traced), located)
+        failures = self.driver.run(program, actions, batch, traced=self.traced)
+        self._failures.raise_first(failures, located)
         self.ties.finish()
 
     def leave(self) -> Halfway:

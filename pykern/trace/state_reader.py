@@ -98,12 +98,12 @@ class StateReader:
 
     def _values(self) -> dict[object, Hashable]:
         """By place, the numbers and the like there, and in what is there."""
-        seen: dict[int, int] = {}
         found: dict[object, Hashable] = {}
+        # Each for itself: a change in one place must not look like one in another.
         for key, (held, name) in self._places.items():
-            found[key] = self._described(held.get(name), seen, _DEPTH)
+            found[key] = self._described(held.get(name), {}, _DEPTH)
         for number, cell in self._cells.items():
-            found[number] = self._described(content_of(cell), seen, _DEPTH)
+            found[number] = self._described(content_of(cell), {}, _DEPTH)
         return found
 
     def _described(self, value: Any, seen: dict[int, int], depth: int) -> Hashable:

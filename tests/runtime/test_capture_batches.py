@@ -148,6 +148,18 @@ class Branches(nn.Module):
         return made
 
 
+def _branching(model: nn.Module, x: Tensor) -> pykern.Pipeline:
+    return pykern.Pipeline(
+        model,
+        devices=["cuda:0", "cuda:1"],
+        schedule=schedules.one_f_one_b(2, 4),
+        loss_fn=F.mse_loss,
+        sample=x[:4],
+        split_at=["second"],
+        capture=True,
+    )
+
+
 def _plain_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     parts = [F.mse_loss(model(a), b) * 0.25 for a, b in zip(x.split(4), y.split(4), strict=True)]
     return sum(parts[1:], parts[0]).detach()
@@ -160,15 +172,7 @@ def test_another_branch_of_the_forward_is_not_replayed(
     """All microbatches take it, or some."""
     model, x, y = Branches(), torch.rand(ROWS, 12) + 0.1, torch.randn(ROWS, 12)
     other = x * torch.tensor(signs).repeat_interleave(4)[:, None]
-    with pykern.Pipeline(
-        copy.deepcopy(model),
-        devices=["cuda:0", "cuda:1"],
-        schedule=schedules.one_f_one_b(2, 4),
-        loss_fn=F.mse_loss,
-        sample=x[:4],
-        split_at=["second"],
-        capture=True,
-    ) as pipe:
+    with _branching(copy.deepcopy(model), x) as pipe:
         for _ in range(3):
             assert torch.equal(pipe.step(x, target=y), _plain_loss(model, x, y))
         launches = gpus.calls("cuGraphLaunch")
@@ -183,15 +187,7 @@ def test_another_branch_of_the_forward_is_not_replayed(
 
 def test_microbatches_of_two_branches_are_not_captured(gpus: FakeCuda) -> None:
     model, x, y = Branches(), torch.rand(ROWS, 12) + 0.1, torch.randn(ROWS, 12)
-    with pykern.Pipeline(
-        model,
-        devices=["cuda:0", "cuda:1"],
-        schedule=schedules.one_f_one_b(2, 4),
-        loss_fn=F.mse_loss,
-        sample=x[:4],
-        split_at=["second"],
-        capture=True,
-    ) as pipe:
+    with _branching(model, x) as pipe:
         x[:4] *= -1
         pipe.step(x, target=y)
         with pytest.raises(RuntimeError, match="the microbatches of one batch differs"):

@@ -252,3 +252,29 @@ def test_what_a_recording_changes_is_no_state() -> None:
             pipe.step(x, target=x)
         # The other size is recorded, then both, because the counter does not count any more.
         assert CALLS["forward"] - before <= 3
+
+
+LOG: dict[str, list[int]] = {}
+SHARED = [1.0]
+TABLES = {"one": SHARED, "other": SHARED}
+
+
+class Logs(nn.Module):
+    """Its recording leaves a new list in one place, which is no change in another."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        LOG[str(len(LOG))] = []
+        return x * TABLES["one"][0]
+
+
+def test_a_change_in_one_place_is_none_in_another() -> None:
+    model = Logs()
+    reader = StateReader(model, [model])
+    reader.now()
+    with reader.recording():
+        model(torch.ones(1))
+    before = reader.now()
+    SHARED[0] = 2.0
+    assert reader.now() != before
+    SHARED[0] = 1.0
+    assert reader.now() == before

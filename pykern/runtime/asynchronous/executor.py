@@ -182,10 +182,8 @@ class AsyncExecutor(Executor):
 
     def _run_part(self, program: Program, shift: int) -> None:
         nothing = Batch(((), {}), None, (), self._finish)
-        self._failures.raise_first(
-            self.driver.run(program, self._calls(shift), nothing, traced=False),
-            partial(self._located, shift),
-        )
+        failures = self.driver.run(program, self._calls(shift), nothing, traced=False)
+        self._failures.raise_first(failures, partial(self._located, shift))
         stepped(self._optimizer)
         self._note()
 
