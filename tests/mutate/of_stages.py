@@ -60,10 +60,7 @@ OF_STAGES = (
         ("for name in held if name in self._names}", "for name in held}"),
         ("            self._add(type(module), names)\n", ""),
         ("        if state != self._last:\n", "        if True:\n"),
-        (
-            "self._described(held.get(name), {}, _DEPTH)",
-            "self._described(held.get(name), self.__dict__.setdefault('seen', {}), _DEPTH)",
-        ),
+        ("(held.get(name), {}, _DEPTH)", "(held.get(name), found, _DEPTH)"),
         ("                    self._places.pop(key, None)\n", "                    pass\n"),
         ("found = {name: getattr(value, name, None) for name in slots}", "found = {}"),
         ("return type(value) if is_container else Same(value), inside", "return inside"),

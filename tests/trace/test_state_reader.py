@@ -260,7 +260,7 @@ TABLES = {"one": SHARED, "other": SHARED}
 
 
 class Logs(nn.Module):
-    """Its recording leaves a new list in one place, which is no change in another."""
+    """A recording of it leaves a new list in one place, and changes nothing in another."""
 
     def forward(self, x: Tensor) -> Tensor:
         LOG[str(len(LOG))] = []
