@@ -61,7 +61,7 @@ class Marked(Traced):
     def __init__(self, model: nn.Module, sample: Call, marks: Marks) -> None:
         self._marks = marks
         super().__init__(model, sample, 1)
-        ((cut_tape,),) = self._cut_tapes.values()
+        (cut_tape,) = self._cut_tapes
         self.parts = _parts(cut_tape, model)
 
     def _first_opened(self, num_stages: int, split_at: Collection[str]) -> set[nn.Module]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,16 +22,15 @@ from .opened import (
     whole_by_names,
 )
 from .origins import Origins
+from .recorded_often import RecordedOften
 from .recorder import Recorder
 from .routes import Direct, everywhere
 from .segment import Segment
 from .state_reader import StateReader
 from .tape import Tape, modes_now
+from .tape_cache import Key, Moment, TapeCache
 from .untouched import Untouched
 from .values import held_in
-
-# So many cut tapes are kept, such as for different lengths of a sequence.
-MAX_CUT_TAPES = 128
 
 
 class Traced:
@@ -89,8 +88,8 @@ class Traced:
         self._stage_of = [0] * len(self.segments)  # by segment
         self._direct: Direct = everywhere
         self._state = self._reader.now()
-        # The key used last is the last.
-        self._cut_tapes: dict[Any, list[CutTape]] = {}
+        self._cut_tapes = TapeCache()
+        self._often, self._num_refreshes = RecordedOften(self._reader), 0
         self._cut_tape(tape, (key_of_call(sample)[1], self._now()))
 
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
@@ -107,10 +106,9 @@ class Traced:
                 self._stage_of[number] = stage
                 segments[number].device = None if device.type == "cpu" else device
         self._direct = direct
-        self._cut_tapes = {
-            key: [CutTape(known.tape, known.ends, self._stage_of, direct) for known in cut_tapes]
-            for key, cut_tapes in self._cut_tapes.items()
-        }
+        self._cut_tapes.replace(
+            lambda known: CutTape(known.tape, known.ends, self._stage_of, direct)
+        )
 
     def enter(self, calls: Sequence[Call]) -> list[Environment]:
         """The first segment's input for each microbatch of a batch, in the modes of now.
@@ -127,15 +125,14 @@ class Traced:
             else:
                 inputs, called = key_of_call((args, kwargs))
                 values = dict(enumerate(inputs))
-                known = self._cut_tapes.pop((called, now), None)
-                if known is not None:
-                    self._cut_tapes[called, now] = known
-                found = next((one for one in known or () if self._holds(one, values)), None)
+                known = self._cut_tapes.of((called, now))
+                found = next((one for one in known if self._holds(one, values)), None)
                 if found is None:
                     self.before_recording()
                     tape = self._record_settled((args, kwargs))
                     now = self._now()
                     found = self._cut_tape(tape, (called, now))
+                    self._often.recorded(self._num_refreshes, (called, now))
                 cut_tape = found
                 tells = list(map(id, args)) == list(map(id, inputs)) and not cut_tape.tape.reads
                 shapes = [one.shape for one in inputs if tells]
@@ -151,6 +148,7 @@ class Traced:
         """
         require_openable(self._opened, self._model)
         self._state = self._reader.now()
+        self._num_refreshes += 1
         for segment in self.segments.values():
             segment.refresh()
 
@@ -215,10 +213,10 @@ class Traced:
             untouched.require()
             return tape
 
-    def _now(self) -> Hashable:
+    def _now(self) -> Moment:
         """The modes and settings that tell tapes for calls with the same key apart."""
         training = tuple([module.training for module in self._modes])
-        return modes_now(), torch.is_inference_mode_enabled(), training, self._state
+        return (modes_now(), torch.is_inference_mode_enabled(), training), self._state
 
     def _holds(self, cut_tape: CutTape, values: dict[int, Any]) -> bool:
         reads = cut_tape.tape.reads
@@ -255,22 +253,14 @@ class Traced:
             found.append(following)
         return found[::-1]
 
-    def _cut_tape(self, tape: Tape, key: Any) -> CutTape:
+    def _cut_tape(self, tape: Tape, key: Key) -> CutTape:
         """A tape in pieces, for calls of this key with which its reads hold."""
         starts = self._starts(tape)
         ends = [*starts[1:], len(tape.instructions)]
         self._fill(tape, starts, ends)
         cut_tape = CutTape(tape, ends, self._stage_of, self._direct)
-        self._cut_tapes.setdefault(key, []).append(cut_tape)
-        self._forget()
+        self._cut_tapes.add(key, cut_tape)
         return cut_tape
-
-    def _forget(self) -> None:
-        """Keeps the memory of cut tapes bounded; one that comes again is recorded again."""
-        for cut_tapes in self._cut_tapes.values():
-            del cut_tapes[:-MAX_CUT_TAPES]
-        while sum(map(len, self._cut_tapes.values())) > MAX_CUT_TAPES:
-            del self._cut_tapes[next(iter(self._cut_tapes))]
 
     def _trains(self, anchor: str) -> bool:
         module = dict(self._model.named_modules()).get(anchor)

@@ -31,10 +31,10 @@ class Same:
 class Hashed:
     """A value as a part of keys, whose hash is computed once."""
 
-    __slots__ = ("_hash", "_value")
+    __slots__ = ("_hash", "value")
 
-    def __init__(self, value: Hashable) -> None:
-        self._value = value
+    def __init__(self, value: Any) -> None:
+        self.value = value
         self._hash = hash(value)
 
     def __hash__(self) -> int:
@@ -43,7 +43,7 @@ class Hashed:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return isinstance(other, Hashed) and self._value == other._value
+        return isinstance(other, Hashed) and self.value == other.value
 
 
 def described(value: Any, depth: int = 2) -> Hashable:

@@ -37,10 +37,10 @@ class StateReader:
         self._model = model
         self._opened = opened
         self._names: set[str] = set()
-        # By owner and name: where values are, and by which name.
-        self._places: dict[object, tuple[Mapping[str, Any], str]] = {}
-        # By identity: the variables of functions around.
-        self._cells: dict[object, types.CellType] = {}
+        # By owner and name: where values are.
+        self._places: dict[tuple[int, str], Mapping[str, Any]] = {}
+        # By identity and name: the variables of functions around.
+        self._cells: dict[tuple[int, str], types.CellType] = {}
         # By class, the names of attributes that are not in its objects' dictionaries.
         self._slots: dict[type, list[str]] = {}
         self._last: Hashed | None = None
@@ -50,10 +50,21 @@ class StateReader:
         if self._last is None:
             self._look()
         values = self._values()
-        state = Hashed((state_of(self._model, self._opened), tuple(values.values())))
+        state = Hashed((state_of(self._model, self._opened), tuple(values.items())))
         if state != self._last:
             self._last = state
         return self._last
+
+    def changed(self, before: Hashed, now: Hashed) -> list[str]:
+        """The names of what differs between two states."""
+        (held, values), (held_now, values_now) = before.value, now.value
+        modules = self._model.named_modules()
+        paths = {id(module): f"{path}." if path else "" for path, module in modules}
+        names = {paths.get(owner, "") + name for (owner, name), _ in set(values) ^ set(values_now)}
+        (_, parts), (_, parts_now) = held.value, held_now.value
+        for module, (own, _), (own_now, _) in zip(self._opened, parts, parts_now, strict=True):
+            names |= {paths.get(id(module), "") + name for name, _ in set(own) ^ set(own_now)}
+        return sorted(names)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -77,13 +88,14 @@ class StateReader:
             self._add(module, names - TORCHS)
             self._add(type(module), names)
             for each in functions:
-                self._cells |= {id(cell): cell for cell in each.__closure__ or ()}
+                cells = zip(each.__code__.co_freevars, each.__closure__ or (), strict=True)
+                self._cells |= {(id(cell), name): cell for name, cell in cells}
                 place = each.__globals__
                 for name in sorted(global_names(each.__code__) & place.keys()):
                     if isinstance(place[name], type | types.ModuleType):
                         self._add(place[name], names)
                     elif not callable(place[name]):
-                        self._places[id(place), name] = place, name
+                        self._places[id(place), name] = place
 
     def _add(self, owner: Any, names: set[str]) -> None:
         """Adds attributes of a module, or of a class or a file of the user's."""
@@ -94,16 +106,16 @@ class StateReader:
             held = vars(space)
             for name in sorted(names & held.keys()):
                 if not callable(held[name]) and not isinstance(held[name], property):
-                    self._places[id(space), name] = held, name
+                    self._places[id(space), name] = held
 
-    def _values(self) -> dict[object, Hashable]:
+    def _values(self) -> dict[tuple[int, str], Hashable]:
         """By place, the numbers and the like there, and in what is there."""
-        found: dict[object, Hashable] = {}
+        found: dict[tuple[int, str], Hashable] = {}
         # Each for itself: a change in one place must not look like one in another.
-        for key, (held, name) in self._places.items():
-            found[key] = self._described(held.get(name), {}, _DEPTH)
-        for number, cell in self._cells.items():
-            found[number] = self._described(content_of(cell), {}, _DEPTH)
+        for key, held in self._places.items():
+            found[key] = self._described(held.get(key[1]), {}, _DEPTH)
+        for key, cell in self._cells.items():
+            found[key] = self._described(content_of(cell), {}, _DEPTH)
         return found
 
     def _described(self, value: Any, seen: dict[int, int], depth: int) -> Hashable:

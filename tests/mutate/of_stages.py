@@ -60,10 +60,17 @@ OF_STAGES = (
         ("for name in held if name in self._names}", "for name in held}"),
         ("            self._add(type(module), names)\n", ""),
         ("        if state != self._last:\n", "        if True:\n"),
-        ("(held.get(name), {}, _DEPTH)", "(held.get(name), found, _DEPTH)"),
+        ("(held.get(key[1]), {}, _DEPTH)", "(held.get(key[1]), found, _DEPTH)"),
         ("                    self._places.pop(key, None)\n", "                    pass\n"),
         ("found = {name: getattr(value, name, None) for name in slots}", "found = {}"),
         ("return type(value) if is_container else Same(value), inside", "return inside"),
+    ),
+    *mutants(
+        "pykern/trace/recorded_often.py",
+        ("tests/trace/test_recorded_often.py",),
+        ("if batch == before + 1 else 1", "if batch else 1"),
+        (" or self._has_warned:", ":"),
+        ("if before[0] != now[0]:", "if before != now:"),
     ),
     *mutants(
         "pykern/trace/code_names.py",

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pykern.trace import CutError, Traced
-from pykern.trace import model as traced_model
+from pykern.trace import CutError, Traced, tape_cache
 from pykern.trace.cut_tape import CutTape
 from tests.trace.test_trace import num_tapes, replay
 
@@ -142,7 +141,7 @@ def test_a_hook_that_comes_later_is_refused() -> None:
 
 
 def test_cut_tapes_that_were_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced_model, "MAX_CUT_TAPES", 3)
+    monkeypatch.setattr(tape_cache, "MAX_CUT_TAPES", 3)
     model = Layers()
     traced = Traced(model, ((torch.randn(1, 4),), {}), 3)
 
@@ -159,7 +158,7 @@ def test_cut_tapes_that_were_used_last_are_kept(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_ways_for_the_same_shapes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced_model, "MAX_CUT_TAPES", 3)
+    monkeypatch.setattr(tape_cache, "MAX_CUT_TAPES", 3)
 
     class OfGate(Layers):
         def after(self, x: Tensor, given: Any) -> Tensor:
