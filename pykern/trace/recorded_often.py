@@ -49,9 +49,7 @@ class RecordedOften:
                 "Shapes of inputs, or inputs beside tensors, were new each time. Pad inputs to a "
                 "few shapes, and give numbers as tensors"
             )
-        if before[1] != now[1]:
-            return "Modes of the caller, or train and eval, changed for each batch"
         return (
-            "The forward reads values of tensors, as by item(), that were new each time. Keep the "
-            "module that reads them whole (whole=)"
+            "The forward reads values of tensors, as by item(), or modes, which were new each "
+            "time. Keep the module that reads them whole (whole=)"
         )
