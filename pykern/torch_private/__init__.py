@@ -47,6 +47,7 @@ __all__ = [
     "hooks_refused",
     "interceptor",
     "is_traceable_wrapper_subclass",
+    "is_transformed",
     "multithreading",
     "num_holders",
     "pop_dispatch_mode",
@@ -185,6 +186,11 @@ def transform(tensors: Iterable[Tensor]) -> str | None:
 
 # A context without the transforms of torch.func that are in force.
 without_transforms: Callable[[], AbstractContextManager[object]] = torch._C._DisableFuncTorch
+
+
+def is_transformed() -> bool:
+    """Whether this thread is within a transform of torch.func, such as `torch.vmap`."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def has_live_graph(leaf: Tensor) -> bool:

@@ -3,56 +3,66 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from .. import _C
 from ..forks import fork_safe_lock
 
 
 class Listener(Protocol):
-    """An object that is told of calls in place of their being made."""
+    """An object that is told of calls in place of their being made.
 
-    def call_module(
-        self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
+    Attributes:
+        kinds: the classes whose `__call__` it is told of.
+    """
+
+    kinds: set[type]
+
+    def call_module(self, module: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Takes a module's call; `call` makes it."""
 
     def call_function(self, kind: Any, apply: Any, args: Any, kwargs: Any) -> Any:
         """Takes an autograd function's call; `apply` makes it."""
 
 
-def _own() -> tuple[Any, Any]:
-    return nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
+def kinds_of(modules: Iterable[object]) -> set[type]:
+    """The classes that say what calls of some modules do: torch's, and those with code around."""
+    kinds = {base for kind in set(map(type, modules)) for base in kind.__mro__}
+    return {kind for kind in kinds if "__call__" in vars(kind)}
 
 
+# A class, and the name of a function there.
+_Place = tuple[type, str]
+
+_APPLY: _Place = torch.autograd.Function, "apply"
 # By thread. The calls, which are the process's, are replaced while there is any.
 _listeners: dict[int, Listener] = {}
 _lock = fork_safe_lock()
-# The functions before they were replaced, and whether they are replaced.
-_before = _own()
-_replaced = False
+# What was in a place before it was replaced.
+_before: dict[_Place, Any] = {}
 
 
-def _called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    listener = _listeners.get(threading.get_ident())
-    call = _before[0]
-    if listener is None:
-        return call(module, *args, **kwargs)
-    return listener.call_module(module, call, args, kwargs)
+def _in_place_of(place: _Place, before: Any) -> Any:
+    """A function that tells the thread's listener, or does what was done before."""
 
+    def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+        listener = _listeners.get(threading.get_ident())
+        if listener is None:
+            return before(module, *args, **kwargs)
+        return listener.call_module(module, before, args, kwargs)
 
-def _applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
-    listener = _listeners.get(threading.get_ident())
-    apply = _before[1]
-    if listener is None:
-        return apply.__get__(None, kind)(*args, **kwargs)
-    return listener.call_function(kind, apply, args, kwargs)
+    def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        listener = _listeners.get(threading.get_ident())
+        if listener is None:
+            return before.__get__(None, kind)(*args, **kwargs)
+        return listener.call_function(kind, before, args, kwargs)
+
+    return classmethod(applied) if place == _APPLY else called
 
 
 def told(listener: Listener | None) -> AbstractContextManager[object]:
@@ -66,16 +76,18 @@ def told_to(listener: Listener | None) -> None:
 
     May be interrupted anywhere, and is then called again.
     """
-    global _before, _replaced  # noqa: PLW0603 - as global as what they stand for
     with _lock:
-        if not _replaced:
-            _before = _own()
-        _replaced = True
         if listener is None:
             _listeners.pop(threading.get_ident(), None)
         else:
             _listeners[threading.get_ident()] = listener
-        call, apply = (_called, classmethod(_applied)) if _listeners else _before
-        nn.Module.__call__ = call  # type: ignore[method-assign]
-        torch.autograd.Function.apply = apply  # type: ignore[method-assign,assignment]
-        _replaced = bool(_listeners)
+        wanted = {(kind, "__call__") for one in _listeners.values() for kind in one.kinds}
+        if _listeners:
+            wanted.add(_APPLY)
+        for place in wanted:
+            kind, name = place
+            before = _before.setdefault(place, vars(kind)[name])
+            setattr(kind, name, _in_place_of(place, before))
+        for place in _before.keys() - wanted:
+            setattr(*place, _before[place])
+            del _before[place]

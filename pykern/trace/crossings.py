@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from .errors import UnseenTensor
 from .left import Left
 from .opened import can_open, is_compiled
 from .origins import Follow, Origin, Origins, storages_of
-from .tape import Crossing
+from .tape import Crossing, Instruction
 
 
 class Crossings:
@@ -47,6 +47,10 @@ class Crossings:
         self._parameters = {
             storage._cdata for each in model.parameters() for storage in storages_of(each)
         }
+        self._model = model
+        # What has been written, by the number of an instruction.
+        self._writes: list[tuple[int, Sequence[Tensor]]] = []
+        self._data = [(each, each.data) for each in model.parameters()]
         # Parameters that have been written, as they were, and whether by the forward itself.
         self._before: dict[int, tuple[UntypedStorage, UntypedStorage, bool]] = {}
         self.found: list[Crossing] = []
@@ -128,8 +132,26 @@ class Crossings:
             self.found.append(Crossing(made_in, number, text))
         self._returned.update(storage._cdata for storage in storages_of(returned))
 
+    def written(self, number: int, tensors: Sequence[Tensor]) -> None:
+        """The instruction of a number writes these."""
+        if tensors:
+            self._writes.append((number, tensors))
+
+    def all(self, instructions: Sequence[Instruction]) -> list[Crossing]:
+        """Those that were found, and those of parameters and buffers that the forward writes."""
+        found = list(self.found)
+        for number, tensors in self._writes:
+            addresses = {storage._cdata for storage in storages_of(tensors)}
+            what = f"the forward ({instructions[number].where}) writes"
+            for reader, instruction in enumerate(instructions):
+                for name, held in _held_by(instruction, self._model).items():
+                    if addresses.intersection(each._cdata for each in storages_of(held)):
+                        text = f"{what} {name}, and {instruction.name} uses it"
+                        found.append(Crossing(number, reader, text))
+        return found
+
     def restore(self, settling: bool) -> None:
-        """Gives parameters that were written what they held before.
+        """Gives parameters the memory that they had, and that what it held before.
 
         Args:
             settling: whether those that the forward itself has written stay as they are.
@@ -137,6 +159,9 @@ class Crossings:
         for storage, before, by_itself in self._before.values():
             if not (settling and by_itself):
                 storage.copy_(before, non_blocking=False)
+        for parameter, data in self._data:
+            if parameter.data_ptr() != data.data_ptr():
+                parameter.data = data
 
     def _keep(self, storage: UntypedStorage) -> None:
         if storage._cdata in self._parameters and storage._cdata not in self._before:
@@ -146,3 +171,15 @@ class Crossings:
     def _see(self, storage: UntypedStorage, origin: Origin, where: str) -> None:
         if self.follow.owner is not self._itself:
             self._beside.append((storage._cdata, origin, where))
+
+
+def _held_by(instruction: Instruction, model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers that an instruction may use, by name in the model."""
+    target = instruction.target
+    if isinstance(target, str):
+        module = model.get_submodule(target)
+        return dict([*module.named_parameters(target), *module.named_buffers(target)])
+    return {
+        held.name: (model.get_parameter if held.is_parameter else model.get_buffer)(held.name)
+        for held in instruction.held
+    }

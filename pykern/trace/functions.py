@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..torch_private import is_transformed
 from ..user_code import user_line
 from .errors import CutError
 
@@ -45,8 +46,18 @@ def name_of(function: Any) -> str:
     return str(name)
 
 
+def refuse_transforms(name: str) -> None:
+    """Refuses calls within torch.vmap and the like, which have tensors of their own."""
+    if is_transformed():
+        raise CutError(
+            f"{user_line()} calls {name} within a transform of torch.func, such as torch.vmap, "
+            "which cannot be cut. Keep a module around the transform whole (whole=[...])"
+        )
+
+
 def refuse_autograd(function: Any, name: str) -> None:
     """Refuses what looks at, or changes, a graph that stages cut."""
+    refuse_transforms(name)
     whole = "within a module that stays whole (whole=[...])"
     if function in _BACKWARDS:
         raise CutError(

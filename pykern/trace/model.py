@@ -207,7 +207,8 @@ class Traced:
         inputs = list(copies.values())
         home = inputs[0].device if inputs else torch.device("cpu")
         model, untouched = self._model, Untouched(self._model, self._opened, settling=settling)
-        with self._reader.recording(), self.origins.without([*model.buffers()]), untouched.kept():
+        held = [*model.parameters(), *model.buffers()]
+        with self._reader.recording(), self.origins.without(held), untouched.kept():
             recorder = self._recorder(model, self._opened, home, self.origins, untouched.generators)
             tape = recorder.record(model, inputs, (args, kwargs), settling=settling)
             untouched.require()

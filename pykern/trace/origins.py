@@ -67,7 +67,8 @@ class Origins:
     def without(self, tensors: Sequence[Tensor]) -> AbstractContextManager[object]:
         """A context that begins with no origin for the memory of some tensors, and keeps none.
 
-        Buffers are there before a recording, whoever has written them, and are put back behind it.
+        Parameters and buffers are there before a recording, whoever has written them, and are put
+        back behind it.
         """
         addresses = [storage._cdata for storage in storages_of(tensors)]
         with self._lock:

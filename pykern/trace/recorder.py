@@ -20,11 +20,11 @@ from ..modes import as_before, set_function_modes
 from ..tensors.trees import Call, flatten, leaves_of, map_tree, tensors_in
 from ..torch_private import checkpoints_ended, function_modes, top_hooks
 from ..user_code import user_line
-from .calls import told, told_to
+from .calls import kinds_of, told, told_to
 from .crossings import Crossings
 from .errors import CutError, UnseenTensor
 from .foreign import Carriers, foreign_in, refuse_objects, with_carriers, without_objects
-from .functions import METADATA, SHAPES, name_of, refuse_autograd
+from .functions import METADATA, SHAPES, name_of, refuse_autograd, refuse_transforms
 from .generators import Generators
 from .gpus import gpu_of, on_gpu, shared_gpu
 from .numbered_tensors import NumberedTensors
@@ -62,6 +62,7 @@ class Recorder(TorchFunctionMode):
         self._home = home
         self._origins = origins
         self._name_of = {module: name for name, module in model.named_modules()}
+        self.kinds = kinds_of(self._name_of)
         self._held = held_of(model)
         self._instructions: list[Instruction] = []
         self._reads: list[Read] = []
@@ -100,19 +101,17 @@ class Recorder(TorchFunctionMode):
             self._generators.require_same("its end")
         for read in self._reads:
             read.require_constant(self._written)
+        written = {name: one for name, one in model.named_buffers() if name in self._written}
         return Tape(
             self._instructions,
             map_tree(self._output, output),
             self._reads,
             self._made.aliases,
             trained,
-            self._crossings.found,
-            self._made.within(self._written_buffers(model)),
+            self._crossings.all(self._instructions),
+            self._made.within(written),
             with_gradients=torch.is_grad_enabled(),
         )
-
-    def _written_buffers(self, model: nn.Module) -> dict[str, Tensor]:
-        return {name: one for name, one in model.named_buffers() if name in self._written}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -140,6 +139,7 @@ class Recorder(TorchFunctionMode):
         name = self._name_of.get(module)
         if name is None or module in self._opened or isinstance(module, nn.ModuleList):
             return call(module, *args, **kwargs)
+        refuse_transforms(name)
         self._refuse_checkpoint(name)
         objects = Holdings(foreign_in((args, kwargs)))
         writes = Writes([*tensors_in((args, kwargs)), *objects.tensors])
@@ -171,6 +171,7 @@ class Recorder(TorchFunctionMode):
         carried: HandedIn | None = None,
     ) -> None:
         self._generators.require_same()
+        self._crossings.written(len(self._instructions), written)
         arguments = map_tree(self._argument, args), map_tree(self._argument, kwargs)
         before = [self._made.find(tensor) for tensor in written]
         self._written |= {

@@ -66,6 +66,19 @@ OF_STAGES = (
         ("return type(value) if is_container else Same(value), inside", "return inside"),
     ),
     *mutants(
+        "pykern/trace/crossings.py",
+        ("tests/trace/test_own_calls.py",),
+        ("                parameter.data = data\n", "                pass\n"),
+        ("found.append(Crossing(number, reader, text))", "pass"),
+        ("[*module.named_parameters(target), *module.named_buffers(target)]", "[]"),
+    ),
+    *mutants(
+        "pykern/trace/calls.py",
+        ("tests/trace/test_own_calls.py",),
+        ('return {kind for kind in kinds if "__call__" in vars(kind)}', "return {torch.nn.Module}"),
+        ("            setattr(*place, _before[place])\n", ""),
+    ),
+    *mutants(
         "pykern/trace/recorded_often.py",
         ("tests/trace/test_recorded_often.py",),
         ("if batch == before + 1 else 1", "if batch else 1"),

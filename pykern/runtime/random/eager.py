@@ -270,5 +270,5 @@ def refusal(what: object, action: Action) -> RuntimeError:
     return RuntimeError(
         f"{what} draws random numbers in a backward ({action}): activation checkpointing of a "
         "layer with dropout cannot repeat the numbers of its forward here. Use recompute= of the "
-        "pipeline in its place, or checkpoint without dropout"
+        "pipeline in its place, checkpoint without dropout, or add noise of a hook after the step"
     )
