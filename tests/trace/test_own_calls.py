@@ -151,3 +151,13 @@ def test_a_transform_in_a_forward_that_is_cut_is_named() -> None:
         pykern.Pipeline(
             Transformed(), devices="cpu:2", microbatches=2, sample=torch.randn(2, WIDTH)
         )
+
+
+def test_a_recording_leaves_classes_as_they_were() -> None:
+    def calls() -> list[Any]:
+        of_kinds = [vars(kind)["__call__"] for kind in (Again, Scaled, nn.Module)]
+        return [*of_kinds, vars(torch.autograd.Function)["apply"]]
+
+    before, x = calls(), torch.randn(2, WIDTH)
+    with pykern.Pipeline(Within(Again), devices="cpu:2", microbatches=2, sample=x):
+        assert calls() == before
