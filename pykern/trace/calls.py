@@ -43,7 +43,7 @@ _APPLY: _Place = torch.autograd.Function, "apply"
 # By thread. The calls, which are the process's, are replaced while there is any.
 _listeners: dict[int, Listener] = {}
 _lock = fork_safe_lock()
-# What was in a place before it was replaced.
+# The contents of a place before they were replaced.
 _before: dict[_Place, Any] = {}
 
 

@@ -48,7 +48,7 @@ class Crossings:
             storage._cdata for each in model.parameters() for storage in storages_of(each)
         }
         self._model = model
-        # What has been written, by the number of an instruction.
+        # Written tensors, each with the number of the instruction that writes them.
         self._writes: list[tuple[int, Sequence[Tensor]]] = []
         self._data = [(each, each.data) for each in model.parameters()]
         # Parameters that have been written, as they were, and whether by the forward itself.
