@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <sstream>
 #include <utility>
 
 #include "driver_model/bytes.hpp"
@@ -122,15 +121,6 @@ void Model::require_safe_beside_captures() {
     if (captures_alone == here) refuse("its own capture is broken", kCaptureUnsupported);
 }
 
-void Model::require_device_of(const Stream& stream) {
-    const int now = context(current_context()).device;
-    if (now != stream.device) {
-        refuse("a launch on a stream of device " + std::to_string(stream.device) +
-                   ", while device " + std::to_string(now) + " is current",
-               kInvalidHandle);
-    }
-}
-
 void Model::finish_pageable(const Stream& stream, cuda::CUdeviceptr to, cuda::CUdeviceptr from) {
     if (!memory.is_pageable(to) && !memory.is_pageable(from)) return;
     ++pageable_copies;
@@ -233,33 +223,6 @@ void Model::drop_work() {
     schedule.drop_all();
     log.add("host all");
     for (const auto& stream : schedule.streams()) host_waits_for(stream->clock, stream->end_ns);
-}
-
-std::string Model::leaks() const {
-    std::ostringstream text;
-    for (const auto& [handle, stream] : streams.all()) {
-        text << "stream " << stream->index << " on device " << stream->device << "\n";
-    }
-    for (const auto& [handle, event] : events.all()) {
-        text << "event of device " << event->device << "\n";
-    }
-    for (const auto& [handle, graph] : graphs.all()) {
-        if (!graph->captured) text << "graph of " << graph->nodes.size() << " nodes\n";
-    }
-    for (const auto& [handle, exec] : execs.all()) {
-        text << "executable graph of " << exec->nodes->size() << " nodes\n";
-    }
-    for (const auto& [handle, green] : greens.all()) {
-        text << "green context of " << green->group.count << " multiprocessors on device "
-             << green->group.device << "\n";
-    }
-    for (std::size_t i = 0; i < devices.size(); ++i) {
-        if (devices[i].retained != 0) {
-            text << "primary context of device " << i << ", retained " << devices[i].retained
-                 << " times\n";
-        }
-    }
-    return text.str();
 }
 
 }  // namespace pykern::fake

@@ -151,8 +151,6 @@ struct Model {
     Site issue(Stream& stream, Work work, double duration_ns);
     // Ends a call that breaks a capture.
     void require_safe_beside_captures();
-    // Ends a launch while a context of another device than the stream's is current.
-    void require_device_of(const Stream& stream);
     // A copy of memory that is not pinned makes the host wait for the stream.
     void finish_pageable(const Stream& stream, cuda::CUdeviceptr to, cuda::CUdeviceptr from);
     void record(Stream& stream, Event& event);
@@ -167,7 +165,6 @@ struct Model {
     Work copy_work(cuda::CUdeviceptr to, cuda::CUdeviceptr from, std::size_t bytes) const;
     // After a sticky error.
     void drop_work();
-    std::string leaks() const;
 
     [[noreturn]] void refuse(const std::string& text, CUresult error);
 

@@ -13,12 +13,6 @@ bool ready(const Stream& stream) {
     return mark == nullptr || mark->done;
 }
 
-bool touches(const Work& work, cuda::CUdeviceptr address, std::size_t bytes) {
-    return std::ranges::any_of(work.accesses, [&](const FakeAccess& access) {
-        return access.address < address + bytes && address < access.address + access.bytes;
-    });
-}
-
 }  // namespace
 
 bool Schedule::run_one() {
@@ -60,25 +54,8 @@ bool Schedule::hangs() const {
     });
 }
 
-void Schedule::let_go() {
-    for (const auto& stream : streams_) {
-        for (Work& work : stream->queue) work.hangs = false;
-    }
-}
-
 bool Schedule::complete(const Stream& stream) {
     return run_until([&] { return stream.queue.empty(); });
-}
-
-void Schedule::complete(cuda::CUdeviceptr address, std::size_t bytes) {
-    for (const auto& stream : streams_) {
-        const auto& queue = stream->queue;
-        auto behind = queue.size();
-        for (std::size_t i = 0; i < queue.size(); ++i) {
-            if (touches(queue[i], address, bytes)) behind = queue.size() - i - 1;
-        }
-        run_until([&] { return queue.size() <= behind; });
-    }
 }
 
 void Schedule::drop_all() {

@@ -63,9 +63,6 @@ class Schedule {
     // False where work that hangs is in the way.
     bool run_until(const std::function<bool()>& done);
     bool complete(const Stream& stream);
-    // Work that touches these bytes.
-    void complete(cuda::CUdeviceptr address, std::size_t bytes);
-    void let_go();
     // Nothing that is under way runs any more, and nobody waits for it.
     void drop_all();
 

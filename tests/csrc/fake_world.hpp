@@ -7,7 +7,7 @@
 #include <string>
 
 #include "cuda/lasting.hpp"
-#include "driver_model/fake.hpp"
+#include "fake_cuda/controls.hpp"
 
 // A fresh fake driver, to which no stream of the last one is left.
 inline void reset_world(int num_devices, std::uint64_t seed) {

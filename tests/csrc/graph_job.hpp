@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "driver_model/fake.hpp"
 #include "exec/streams.hpp"
+#include "fake_cuda/controls.hpp"
 #include "mixing.hpp"
 
 namespace pykern {

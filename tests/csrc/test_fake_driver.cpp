@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "driver_model/fake.hpp"
 #include "fake_pair.hpp"
 
 using namespace pykern;

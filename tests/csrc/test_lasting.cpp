@@ -8,7 +8,6 @@
 
 #include "cuda/device.hpp"
 #include "cuda/lasting.hpp"
-#include "driver_model/fake.hpp"
 #include "fake_world.hpp"
 
 using namespace pykern;        // NOLINT(google-build-using-namespace)

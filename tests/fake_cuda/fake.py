@@ -1,4 +1,4 @@
-"""The fake driver's Python face: csrc/driver_model, built on first use, and loaded by ctypes.
+"""The fake driver's Python face: the model and its controls, built on first use, loaded by ctypes.
 
 The extension is told its path, so a libcuda.so.1 of the machine is not in the way.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.shared_library import EXPORTS, ROOT, compile_library, compiler
 from pykern import _C
 
-FOLDER = ROOT / "csrc/driver_model"
+FOLDERS = (ROOT / "csrc/driver_model", Path(__file__).parent)
 API = ROOT / "csrc/cuda/api.hpp"
 NON_BLOCKING = 1
 PEER_ACCESS_ALREADY_ENABLED = 704
@@ -32,9 +32,9 @@ class Access(ctypes.Structure):
 
 def build() -> Path:
     """The library, built if its sources or the compiler have changed since it was."""
-    sources = [EXPORTS, API, *sorted(FOLDER.glob("*.[ch]pp"))]
+    files = [file for folder in FOLDERS for file in sorted(folder.glob("*.[ch]pp"))]
     digest = hashlib.sha256(" ".join(compiler()).encode())
-    for source in sources:
+    for source in [EXPORTS, API, *files]:
         digest.update(source.read_bytes())
     folder = ROOT / "build/fake_cuda" / digest.hexdigest()[:16]
     library = folder / "libfake_cuda.so"
@@ -42,7 +42,7 @@ def build() -> Path:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
-            compile_library(sorted(FOLDER.glob("*.cpp")), library)
+            compile_library([file for file in files if file.suffix == ".cpp"], library)
     return library
 
 
