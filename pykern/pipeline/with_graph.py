@@ -91,13 +91,15 @@ class WithGraph:
         has_graph = any(tensor.requires_grad for tensor in _tensors(call))
         enter = begin if has_graph else enter
         batch = Batch(call, None, rows, ends, self._levels, enter, given)
-        # The calls are made first, as a recorded forward has to find the model's own parameters.
-        _ = batch.calls
-        aliases = Aliases(self._modules(model))
-        read_again = ReadAgain(self._modules(model) if self._levels else (), _tensors(call))
-        with aliases.in_place(), _outside_checkpoints():
-            aliases.take_place()
-            left = self._executor.run(ran.forwards, batch, self._executor.leave)
+        # A call that is refused must not touch the model, which a step of another thread may run.
+        with self._executor.alone():
+            # The calls come first, as a recorded forward has to find the model's own parameters.
+            _ = batch.calls
+            aliases = Aliases(self._modules(model))
+            read_again = ReadAgain(self._modules(model) if self._levels else (), _tensors(call))
+            with aliases.in_place(), _outside_checkpoints():
+                aliases.take_place()
+                left = self._executor.run_claimed(ran.forwards, batch, self._executor.leave)
         read_again.end_forwards()
         kept = _Kept(weights, left, aliases, read_again, begin.leaves, autocast(), ran)
         made = ForwardPass(ends, partial(self._run_back, kept))
@@ -125,7 +127,7 @@ class WithGraph:
                 )
             kept.read_again.require_unchanged()
         batch = Batch(((), {}), None, (), GraphEnds(kept.weights, gradients), self._levels)
-        with _C.HoldForks(), as_before(), aliases.in_place():
+        with _C.HoldForks(), as_before(), self._executor.alone(), aliases.in_place():
             # The settings are those of the forward, because R repeats the forward.
             set_grad(True)
             set_autocast(kept.autocast)

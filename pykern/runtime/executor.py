@@ -119,13 +119,15 @@ class Executor:
             BaseException: the first exception that a stage raised, unchanged but for a note.
         """
         self._refuse_flow()
-        return self._run(program, batch, result, located)
+        with self.driver.claim():
+            return self.run_claimed(program, batch, result, located)
 
-    def _run(
+    def run_claimed(
         self, program: Program, batch: Batch, result: Result, located: Located | None = None
     ) -> Any:
+        """As `run`, for a caller within `alone`."""
         # `_end` runs whatever happens here, even if an interrupt comes during `_end` itself.
-        with self.driver.claim(), _C.Undo(self._end):
+        with _C.Undo(self._end):
             self._begin(batch)
             self._act(program, batch, located)
             # The result is computed within the step, because closing waits for steps: the process
@@ -148,13 +150,17 @@ class Executor:
         return Halfway(self.stages, self.ties)
 
     def resume(self, program: Program, batch: Batch, left: Halfway) -> None:
-        """Runs backwards from the state of their forwards; `batch.finish` has the gradients.
+        """Runs backwards from the state of their forwards, for a caller within `alone`.
+
+        Args:
+            program: of the backwards.
+            batch: its `finish` has the gradients.
+            left: the result of `leave`.
 
         Raises:
             RuntimeError, BaseException: as for `run`.
         """
-        self._refuse_flow()
-        with self.driver.claim(), _C.Undo(self._end):
+        with _C.Undo(self._end):
             # R needs the same module settings as F, and observers may change them.
             for observer in self._observers:
                 observer.begin_run()
@@ -215,7 +221,8 @@ class Executor:
         if isinstance(driver, Streams):
 
             def issue(batch: Batch, number: int) -> None:
-                self._run(program, batch, lambda: None, _in_batch(number))
+                with driver.claim():
+                    self.run_claimed(program, batch, lambda: None, _in_batch(number))
 
             flow = GpuFlow(plan, open_batch, first, driver.gpus, issue)
         else:

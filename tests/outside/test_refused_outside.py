@@ -43,6 +43,60 @@ def test_layers_that_changed_are_not_recomputed() -> None:
         pipe(batch()).sum().backward()
 
 
+class Writes(dict[str, Any]):
+    """A dictionary of parameters that notes which names are written."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        super().__init__(held)
+        self.names: list[str] = []
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.names.append(name)
+        super().__setitem__(name, value)
+
+
+def test_a_call_that_is_refused_leaves_the_parameters_of_a_running_step_in_place() -> None:
+    layers = model()
+    linear = layers[0][0]
+    writes = linear._parameters = Writes(linear._parameters)
+    with pipeline(layers) as pipe:
+        y = pipe(batch())
+        assert writes.names == ["weight", "bias", "bias", "weight"]
+        writes.names.clear()
+        with pipe._executor.alone():
+            for refused in (lambda: pipe(batch()), lambda: y.sum().backward(retain_graph=True)):
+                with pytest.raises(RuntimeError, match="already running a step"):
+                    refused()
+        assert writes.names == []
+
+
+FORWARDS: list[torch.Size] = []
+
+
+class Noted(nn.Module):
+    """Notes the shape of each batch with which its own forward, and no recording of it, runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        FORWARDS.append(x.shape)
+        hidden: Tensor = self.last(self.first(x).tanh())
+        return hidden
+
+
+def test_a_call_that_is_refused_records_no_forward() -> None:
+    with pipeline(Noted(), sample=batch()) as pipe:
+        pipe(batch())
+        FORWARDS.clear()
+        with pipe._executor.alone(), pytest.raises(RuntimeError, match="already running a step"):
+            pipe(batch()[:, None])
+        assert FORWARDS == []
+        pipe(batch()[:, None]).sum().backward()
+        assert FORWARDS
+
+
 class Counts(nn.Linear):
     """Counts its calls."""
 
