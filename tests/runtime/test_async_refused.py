@@ -223,3 +223,39 @@ def test_gpus_are_refused(gpus: FakeCuda) -> None:
             microbatches=2,
             optimizer=OPTIMIZERS["SGD"],
         )
+
+
+SHAPES: list[torch.Size] = []
+
+
+class NotesShapes(nn.Module):
+    """Notes the shape of each batch with which its own forward, and no recording of it, runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        SHAPES.append(x.shape)
+        hidden: Tensor = self.last(self.first(x).tanh())
+        return hidden
+
+
+def test_a_step_that_is_refused_records_no_forward() -> None:
+    x = torch.randn(8, 4)
+    with pykern.AsyncPipeline(
+        NotesShapes(),
+        devices="cpu:2",
+        schedule="pipedream",
+        microbatches=4,
+        optimizer=OPTIMIZERS["SGD"],
+        loss_fn=F.mse_loss,
+        sample=x,
+    ) as pipe:
+        pipe.step(x, target=x)
+        SHAPES.clear()
+        with pipe._executor.driver.claim(), pytest.raises(RuntimeError, match="already running"):
+            pipe.step(x[:, None], target=x[:, None])
+        assert SHAPES == []
+        pipe.step(x[:, None], target=x[:, None])
+        assert SHAPES

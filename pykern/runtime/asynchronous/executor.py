@@ -95,9 +95,9 @@ class AsyncExecutor(Executor):
             BaseException: as for `run`. All microbatches in flight are dropped.
         """
         super()._refuse_flow()
-        # An exception here leaves all state unchanged.
-        calls = batch.calls
         with self.driver.claim():
+            # A forward may be recorded here. An exception leaves all state unchanged.
+            calls = batch.calls
             self._require_untouched()
             values = values_of(batch.inputs, batch.target)
             for stage in self._stages:
