@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -115,19 +115,15 @@ class WithGraph:
             inside = (layer, *layer.children())
             yield from (module for module in inside if isinstance(module, Segment))
 
-    def _run_back(self, kept: _Kept, gradients: OutputGradients) -> Sequence[Tensor | None]:
-        """The gradients of the inputs of the operation; `kept` cannot be used again."""
+    def _run_back(
+        self, kept: _Kept, gradients: OutputGradients, begin: Callable[[], None]
+    ) -> Sequence[Tensor | None]:
+        """The gradients of the inputs of the operation; `kept` is used up by a call of `begin`."""
         aliases = kept.aliases
-        if kept.left.recomputes:
-            if aliases.written:
-                raise RuntimeError(
-                    "parameters must stay as they are from forward to backward, got changed ones, "
-                    "with which recompute would run the forward again. Call optimizer.step() after "
-                    "the backward"
-                )
-            kept.read_again.require_unchanged()
         batch = Batch(((), {}), None, (), GraphEnds(kept.weights, gradients), self._levels)
         with _C.HoldForks(), as_before(), self._executor.alone(), aliases.in_place():
+            kept.require_unchanged()
+            begin()
             # The settings are those of the forward, because R repeats the forward.
             set_grad(True)
             set_autocast(kept.autocast)
@@ -198,6 +194,18 @@ class _Kept:
     leaves: Sequence[Tensor]
     autocast: Autocast
     ran: Ran
+
+    def require_unchanged(self) -> None:
+        """Raises RuntimeError if a recompute would read something else than its forward."""
+        if not self.left.recomputes:
+            return
+        if self.aliases.written:
+            raise RuntimeError(
+                "parameters must stay as they are from forward to backward, got changed ones, "
+                "with which recompute would run the forward again. Call optimizer.step() after "
+                "the backward"
+            )
+        self.read_again.require_unchanged()
 
 
 class _Begin:

@@ -20,8 +20,9 @@ from .stage.stage import Ends
 
 # By microbatch, the gradients of its outputs.
 OutputGradients = Mapping[int, Sequence[Tensor | None]]
-# Gets gradients of outputs; returns the gradients of the inputs of the operation.
-RunBack = Callable[[OutputGradients], Sequence[Tensor | None]]
+# Gets gradients of outputs, and a function to call when nothing can refuse the backward any more;
+# returns the gradients of the inputs of the operation.
+RunBack = Callable[[OutputGradients, Callable[[], None]], Sequence[Tensor | None]]
 
 
 class GraphEnds:
@@ -125,7 +126,8 @@ class ForwardPass:
         """Runs the backwards, once.
 
         Raises:
-            RuntimeError: the backwards have run already, or `create_graph` is set.
+            RuntimeError: the backwards have run already, `create_graph` is set, or the pipeline is
+                running. A backward that is refused may be called again.
             BaseException: as for `Pipeline.step`.
         """
         if torch.is_grad_enabled():
@@ -133,19 +135,27 @@ class ForwardPass:
                 "create_graph must be False for a backward through a pipeline, got True. A "
                 "pipeline has no second derivatives: compute these with the layers themselves"
             )
-        run_back, self._run_back = self._run_back, None
-        if run_back is None:
-            raise RuntimeError(
-                "a backward through this call of a pipeline has run already, and its stages have "
-                "freed their graphs (retain_graph does not reach them). Add up the losses and "
-                "call backward() once, or call the pipeline once more"
-            )
+        run_back = self._require_left()
         share: dict[int, Sequence[Tensor | None]] = {}
         start = 0
         for index, count in self._shares:
             share[index] = gradients[start : start + count]
             start += count
-        return run_back(share)
+        return run_back(share, self._begin)
+
+    def _require_left(self) -> RunBack:
+        if self._run_back is None:
+            raise RuntimeError(
+                "a backward through this call of a pipeline has run already, and its stages have "
+                "freed their graphs (retain_graph does not reach them). Add up the losses and "
+                "call backward() once, or call the pipeline once more"
+            )
+        return self._run_back
+
+    def _begin(self) -> None:
+        # Another thread may have run the backwards while this one came to the claim.
+        self._require_left()
+        self._run_back = None
 
 
 class Refused(torch.autograd.Function):

@@ -70,6 +70,20 @@ def test_a_call_that_is_refused_leaves_the_parameters_of_a_running_step_in_place
         assert writes.names == []
 
 
+def test_a_backward_that_is_refused_may_be_called_again() -> None:
+    layers = model()
+    with pipeline(layers) as pipe:
+        y = pipe(batch()).sum()
+        with pipe._executor.alone():
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="already running a step"):
+                    y.backward(retain_graph=True)
+        y.backward(retain_graph=True)
+        assert all(parameter.grad is not None for parameter in layers.parameters())
+        with pytest.raises(RuntimeError, match="has run already"):
+            y.backward()
+
+
 FORWARDS: list[torch.Size] = []
 
 
