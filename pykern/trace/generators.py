@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
@@ -18,8 +18,8 @@ class Generators:
     A recorded forward has drawn once and for ever, where a module that stays whole draws again.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        sources = [*everyones(), *_kept(model)]
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        sources = [*everyones(), *_kept(modules)]
         self._before = [(one, one.get()) for one in sources]
         self._watched = [one for one in sources if not one.is_torchs]
         self.look()
@@ -52,10 +52,10 @@ class Generators:
             one.set(state)
 
 
-def _kept(model: nn.Module) -> Iterator[Source]:
-    """The generators that the model's modules keep, and those that their forwards name."""
+def _kept(modules: Iterable[nn.Module]) -> Iterator[Source]:
+    """The generators that modules keep, and those that their forwards name."""
     seen: set[int] = set()
-    for place in places_of(model.modules()).values():
+    for place in places_of(modules).values():
         for key, value in list(place.read().items()):
             source = None if id(value) in seen else source_of(named(place, key), value)
             if source is not None:

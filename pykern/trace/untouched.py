@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
 
-from .. import _C
-from ..modes import random_states, set_states
 from .errors import CutError, Unsettled
-from .generators import Generators
+from .kept_state import KeptState
 from .state import attributes
-
-# An attribute of parameters that belongs to the backward, not to a forward.
-_GRADIENT = "main_grad"
 
 
 class Untouched:
@@ -35,28 +30,16 @@ class Untouched:
         self, model: nn.Module, opened: Collection[nn.Module], *, settling: bool = False
     ) -> None:
         self._settling = settling
-        modules = list(model.modules())
         self._described = {module: attributes(module, 1) for module in opened}
-        self._kept = [(holder, kept_of(holder)) for holder in holders_of(modules)]
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        self._held = {module: _held(module) for module in opened}
         devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
-        self._numbers = random_states(devices)
-        self.generators = Generators(model)
+        settled = opened if settling else ()
+        self._state = KeptState(model.modules(), devices, settled=settled)
+        self.generators = self._state.generators
 
     def kept(self) -> AbstractContextManager[object]:
         """A context, behind which all is as it was."""
-        return _C.Undo(self._put_back)
-
-    def _put_back(self) -> None:
-        set_states(self._numbers)
-        self.generators.put_back()
-        for holder, before in self._kept:
-            if not self._settling or holder not in self._described:
-                put_back(holder, before)
-        # By `.data`, beside any graph, in one mode or another. It counts no write either: the value
-        # is what it was, and a buffer that nothing else has written must not look written.
-        for buffer, value in self._buffers:
-            buffer.data.copy_(value)
+        return self._state.kept()
 
     def require(self) -> None:
         """Raises CutError where an opened module has left a tensor in an attribute, or changed one.
@@ -65,10 +48,9 @@ class Untouched:
         """
         left: list[str] = []
         changed: list[str] = []
-        for module, before in self._kept:
-            if isinstance(module, nn.Module) and module in self._described:
-                changed += _changed(module, self._described[module])
-                left += [f"{type(module).__name__}.{name}" for name in _left(module, before)]
+        for module, before in self._held.items():
+            changed += _changed(module, self._described[module])
+            left += [f"{type(module).__name__}.{name}" for name in _left(module, before)]
         if left:
             raise CutError(
                 f"the forward leaves a tensor in {_listed(left)}, which would not be repeated for "
@@ -86,32 +68,15 @@ def _listed(names: list[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def holders_of(modules: Iterable[nn.Module]) -> list[nn.Module | nn.Parameter]:
-    """Modules, and parameters with attributes: a forward may change the attributes of both.
-
-    The first forward of a quantised layer may take its scales from the attributes of a parameter.
-    """
-    modules = list(modules)
-    parameters = {each: None for module in modules for each in module.parameters(recurse=False)}
-    return [*modules, *(each for each in parameters if vars(each))]
+def _held(module: nn.Module) -> dict[str, Any]:
+    return {**vars(module), **module._buffers}
 
 
-def kept_of(holder: nn.Module | nn.Parameter) -> dict[str, Any]:
-    """The attributes of a module or parameter, for `put_back`."""
-    return {
-        name: value.copy() if isinstance(value, dict | list) else value
-        for name, value in vars(holder).items()
-        if name != _GRADIENT
-    }
-
-
-def _left(module: nn.Module, before: dict[str, Any]) -> list[str]:
-    now = {**vars(module), **module._buffers}
-    then = {**before, **before["_buffers"]}
+def _left(module: nn.Module, before: Mapping[str, Any]) -> list[str]:
     return [
         name
-        for name, value in now.items()
-        if isinstance(value, Tensor) and value is not then.get(name)
+        for name, value in _held(module).items()
+        if isinstance(value, Tensor) and value is not before.get(name)
     ]
 
 
@@ -123,20 +88,3 @@ def _changed(module: nn.Module, before: dict[str, Hashable]) -> list[str]:
         for name, value in before.items()
         if name in now and now[name] != value
     ]
-
-
-def put_back(holder: nn.Module | nn.Parameter, before: dict[str, Any]) -> None:
-    """Gives a module or parameter the attributes that it had, dicts and lists with their parts."""
-    now = vars(holder)
-    for name in now.keys() - before.keys() - {_GRADIENT}:
-        del now[name]
-    for name, value in before.items():
-        held = now.get(name)
-        if isinstance(value, dict) and isinstance(held, dict):
-            # The dictionary itself may be known elsewhere.
-            held.clear()
-            held.update(value)
-        elif isinstance(value, list) and isinstance(held, list):
-            held[:] = value
-        else:
-            now[name] = value

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from ..trace.contents import Contents, holders_of
 from ..trace.sources import everyones
-from ..trace.untouched import holders_of, kept_of, put_back
 
 
 class Snapshot:
@@ -28,23 +28,16 @@ class Snapshot:
         batch: Iterable[Tensor],
         generators: Iterable[torch.Generator],
     ) -> None:
-        self._holders = [(holder, kept_of(holder)) for holder in holders_of(modules)]
         buffers = [held for module in modules for held in module._buffers.values()]
-        found = [*(held for held in buffers if held is not None), *batch]
-        unique = {id(tensor): tensor for tensor in found}.values()
-        self._values = [(tensor, tensor.detach().clone()) for tensor in unique]
+        tensors = [*(held for held in buffers if held is not None), *batch]
+        self._contents = Contents(holders_of(modules), tensors)
         drawn = {*generators, *held_generators(modules)}
         self._generators = [(one, one.get_state()) for one in drawn]
         self._others = [(source, source.get()) for source in everyones()]
 
     def restore(self) -> None:
         """Restores the state; may be called again after an interrupt."""
-        for holder, kept in self._holders:
-            put_back(holder, kept)
-        # `detach`, so that the copy is not recorded in a graph.
-        for tensor, value in self._values:
-            if not torch.equal(tensor, value):
-                tensor.detach().copy_(value)
+        self._contents.put_back()
         for generator, state in self._generators:
             generator.set_state(state)
         for source, state in self._others:
