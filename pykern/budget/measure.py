@@ -1,8 +1,8 @@
 """Measures the costs of each stage at each recompute level, by running one microbatch through.
 
 The measured stages are like those of the pipeline, with copies of their layers: the same
-parameters, but separate gradients. Buffers, the states of random number generators and the
-gradients of the loss's own parameters are put back.
+parameters, but separate gradients. The state of layers, that of generators of random numbers and
+the gradients of the loss's own parameters are put back.
 """
 
 from __future__ import annotations

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .. import _C
-from ..modes import random_states, set_states
+from ..modes import set_states
 from ..runtime.autograd.graph import leaves_of
 from ..runtime.random.eager import NoteOwn
 from ..runtime.recompute.buffers import modules_in
 from ..runtime.stage.stage import Ends, Finish, Stage
+from ..trace.kept_state import KeptState
 
 
 class Trial:
@@ -39,20 +39,14 @@ class Trial:
         return ends
 
     def without_trace(self, stages: Sequence[Stage]) -> AbstractContextManager[object]:
-        """A context that restores its notes, buffers and random numbers at its end."""
+        """A context that restores the gradients of its notes, and all other state, at its end."""
         layers = [layer for stage in stages for layer in stage.layers]
         modules = modules_in([*layers, getattr(self._finish, "function", None)])
-        buffers = [buffer for module in modules for buffer in module._buffers.values()]
-        saved = [(buffer, buffer.clone()) for buffer in buffers if buffer is not None]
-        numbers = random_states({stage.device for stage in stages})
-        return _C.Undo(self._put_back, saved, numbers)
+        state = KeptState(modules, {stage.device for stage in stages})
+        return _C.Undo(self._put_back, state)
 
-    def _put_back(
-        self, buffers: Sequence[tuple[Tensor, Tensor]], numbers: Mapping[torch.Generator, Tensor]
-    ) -> None:
-        set_states(numbers)
+    def _put_back(self, state: KeptState) -> None:
+        state.put_back()
         set_states(self.noting.begins)
         for leaf, gradient in self._gradients:
             leaf.grad = gradient
-        for buffer, value in buffers:
-            buffer.detach().copy_(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from statistics import median
 from typing import Any
 
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..modes import as_before, same_numbers
+from ..modes import as_before
 from ..tensors.parameters import with_values
 from ..tensors.trees import all_tensors, flatten, map_tensors
+from ..trace.kept_state import KeptState
 
 # The number of rounds. A round times each layer once.
 FEWEST_ROUNDS = 6
@@ -30,9 +31,9 @@ TOLERANCE = 0.05
 def layer_times_ns(layers: Sequence[nn.Module], sample: Any) -> list[int]:
     """Time forward plus backward of every layer, each fed with the output of the one before.
 
-    Parameters, buffers, gradients, modes and the state of torch's random numbers are as before
-    afterwards, whatever the layers do: each call runs on copies of the buffers and collects no
-    gradient. It runs as in training: see `as_in_training`.
+    Parameters, buffers, attributes, gradients, modes and random numbers are as before afterwards,
+    whatever the layers do: each call runs on copies of the buffers and collects no gradient. It
+    runs as in training: see `as_in_training`.
 
     Args:
         layers: The model as a chain of layers, on the CPU.
@@ -49,7 +50,7 @@ def layer_times_ns(layers: Sequence[nn.Module], sample: Any) -> list[int]:
     _check_on_cpu(layers, sample)
     samples = [sample]
     rounds: list[list[int]] = []
-    with same_numbers(), as_in_training(layers):
+    with _left_alone(layers), as_in_training(layers):
         for layer in layers:
             samples.append(_run(layer, samples[-1])[1])
         while len(rounds) < FEWEST_ROUNDS or (
@@ -93,7 +94,7 @@ def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
     """
     _check_on_cpu(layers, sample)
     found = []
-    with same_numbers(), as_in_training(layers):
+    with _left_alone(layers), as_in_training(layers):
         for layer in layers:
             kept: dict[int, int] = {}
             held = {tensor.data_ptr() for tensor in (*layer.parameters(), *layer.buffers())}
@@ -108,6 +109,11 @@ def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
                 _, sample = _run(layer, sample)
             found.append(sum(kept.values()))
     return found
+
+
+def _left_alone(layers: Sequence[nn.Module]) -> AbstractContextManager[object]:
+    """A context, behind which layers have the state that they had."""
+    return KeptState({each: None for layer in layers for each in layer.modules()}).kept()
 
 
 @contextmanager

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from .. import _C
-from ..modes import random_states, set_states
 from ..partition.profile import as_in_training
 from ..runtime.recompute.buffers import modules_in
+from ..trace.kept_state import KeptState
 
 
 @contextmanager
 def left_alone(
     models: Sequence[object], devices: Iterable[torch.device] = (torch.device("cpu"),)
 ) -> Iterator[None]:
-    """A context in which models train; it restores gradients, buffers and random numbers.
+    """A context in which models train; it restores gradients and all other state.
 
     Args:
         models: modules, among other objects that are passed over, such as a plain loss function.
@@ -27,22 +27,17 @@ def left_alone(
     modules = modules_in(models)
     parameters = {p for module in modules for p in module._parameters.values() if p is not None}
     gradients = [(parameter, parameter.grad) for parameter in parameters]
-    buffers = [b for module in modules for b in module._buffers.values() if b is not None]
-    values = [(buffer, buffer.detach().clone()) for buffer in buffers]
-    numbers = random_states(devices)
-    with _C.Undo(_put_back, gradients, values), _C.Undo(set_states, numbers):
+    # A kernel adds to these in place.
+    mains = [parameter.main_grad for parameter in parameters if hasattr(parameter, "main_grad")]
+    tensors = [gradient for gradient in mains if isinstance(gradient, Tensor)]
+    state = KeptState(modules, devices, tensors=tensors)
+    with _C.Undo(_put_back, gradients), state.kept():
         for parameter in parameters:
             parameter.grad = None
         with as_in_training([model for model in models if isinstance(model, nn.Module)]):
             yield
 
 
-def _put_back(
-    gradients: Sequence[tuple[nn.Parameter, Tensor | None]],
-    values: Sequence[tuple[Tensor, Tensor]],
-) -> None:
+def _put_back(gradients: Sequence[tuple[nn.Parameter, Tensor | None]]) -> None:
     for parameter, gradient in gradients:
         parameter.grad = gradient
-    with torch.no_grad():
-        for buffer, value in values:
-            buffer.copy_(value)

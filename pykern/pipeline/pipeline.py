@@ -201,7 +201,8 @@ class Pipeline(Steps):
     def profile(self, *inputs: Any, target: Any = None, steps: int = 5, **named: Any) -> Report:
         """Runs some steps, and reports why they take their time and what would shorten them.
 
-        Gradients, buffers and random numbers are afterwards as before; hooks of parameters run.
+        Gradients, random numbers and the state of layers are afterwards as before; hooks of
+        parameters run.
         Beside the steps, layers run alone and microbatches without values, so that effects of the
         cut, of devices and of short actions can be told apart. With a `process_group`, all
         processes must call it.
@@ -234,7 +235,7 @@ class Pipeline(Steps):
         """The bytes that each device holds: parameters, gradients, activations and more.
 
         With a batch, one microbatch of it runs through the stages to predict activations.
-        Gradients, buffers and random numbers are afterwards as before.
+        Gradients, random numbers and the state of layers are afterwards as before.
 
         Args:
             *inputs: as for `step`; without them, activations are unknown.

@@ -64,7 +64,7 @@ def tune(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
     of several sizes. Then all schedules, with their options, numbers of microbatches and replicas
     are simulated, each with the cut that is best for it, and the best six are run. A microbatch
     through their stages tells their bytes, as `pipe.memory` does. The model's
-    gradients, buffers and devices and the random numbers are afterwards as before. On a terminal, a
+    gradients, state and devices and the random numbers are afterwards as before. On a terminal, a
     bar shows how far this is.
 
     Args:

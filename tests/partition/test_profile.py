@@ -12,6 +12,7 @@ import pykern
 from pykern.partition import partition, profile
 from pykern.partition.profile import MOST_ROUNDS, disagreement, layer_times_ns
 from tests.runtime.hard_layers import Threads
+from tests.support.notes import Notes
 
 
 class Slow(nn.Module):
@@ -119,7 +120,11 @@ class Modes(nn.Module):
         self.linear = nn.Linear(2, 2)
         self.norm = nn.BatchNorm1d(2)
         self.dropout = nn.Dropout(0.5)
-        self.seen: set[tuple[bool, bool, bool]] = set()
+        self.notes = Notes()
+
+    @property
+    def seen(self) -> set[tuple[bool, bool, bool]]:
+        return self.notes.seen
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen.add((self.training, self.norm.training, torch.is_grad_enabled()))
