@@ -2,12 +2,12 @@
 
 import signal
 import subprocess
-import sys
 import textwrap
 
 import pytest
 
 from tests.diagonal import nightly
+from tests.support import programs
 
 
 def run_python(
@@ -15,7 +15,7 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program of its own, with a pipeline of two slow stages named `pipe`.
 
-    `before` comes before the import of pykern.
+    `before` comes before the imports of torch and pykern, in a fresh interpreter.
     """
     prelude = """
         import os, re, signal, sys, threading, time, torch, pykern
@@ -27,21 +27,8 @@ def run_python(
         pipe = pykern.Pipeline([Slow(), Slow()], devices="cpu:2", microbatches=4)
         x = torch.ones(4, 2)
     """
-    # Since Python 3.12 each fork beside threads warns.
-    quiet = "ignore:This process:DeprecationWarning"
-    return subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            quiet,
-            "-c",
-            "\n".join(map(textwrap.dedent, (before, prelude, code))),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    program = "\n".join(map(textwrap.dedent, (before, prelude, code)))
+    return programs.run(program, timeout=timeout, fresh=bool(before))
 
 
 def test_too_many_threads_are_an_error_and_not_the_end() -> None:

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,6 +17,7 @@ from pykern.plan.drawing.colours import colours_of
 from pykern.schedules import one_f_one_b
 from tests.diagonal import nightly
 from tests.runtime.plans import split_backward, two_replicas
+from tests.support import programs
 
 ROOT = Path(__file__).parents[2]
 RECORDER = ROOT / "tests/nvtx_injection/recorder.cpp"
@@ -159,14 +159,9 @@ def run(recorder, tmp_path_factory):
     @cache
     def steps(*arguments: str, program: str = PROGRAM) -> tuple[Record, str]:
         path = tmp_path_factory.mktemp("ranges") / "record"
-        done = subprocess.run(
-            [sys.executable, "-c", program, *arguments],
-            cwd=ROOT,
-            env=os.environ | {"NVTX_INJECTION64_PATH": str(recorder), "PYKERN_RECORD": str(path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        recording = {"NVTX_INJECTION64_PATH": str(recorder), "PYKERN_RECORD": str(path)}
+        done = programs.run(program, *arguments, environment=os.environ | recording)
+        assert done.returncode == 0, done.stderr
         return read(path), done.stdout
 
     return steps
