@@ -23,6 +23,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.support import programs
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -72,12 +74,12 @@ def compiled_for(script: str, capability: int) -> list[Compiled]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "script.py"
         path.write_text(script)
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.kernels.sm90", path, str(capability)],
-            env=environment | {"TRITON_CACHE_DIR": folder},
-            capture_output=True,
-            text=True,
-            check=False,
+        done = programs.run(
+            programs.MODULE.format(name="tests.kernels.sm90"),
+            str(path),
+            str(capability),
+            timeout=600,
+            environment=environment | {"TRITON_CACHE_DIR": folder},
         )
     assert done.returncode == 0, done.stderr
     return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]

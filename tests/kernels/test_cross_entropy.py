@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -13,6 +10,7 @@ from pykern.kernels import cross_entropy as op
 from pykern.kernels.gpu import cross_entropy as gpu
 from tests.kernels.acceptance import Canaries, assert_accepted, uninitialised_is_nan
 from tests.kernels.sm90 import compiled_for_sm90
+from tests.support import programs
 
 IGNORED = -100
 WAYS = {"twin": op, "kernel": gpu}
@@ -150,7 +148,8 @@ assert all(map(torch.equal, of_far, of_near))
 
 
 def test_rows_may_lie_beyond_32_bits():
-    subprocess.run([sys.executable, "-c", FAR_ROWS], check=True)
+    done = programs.run(FAR_ROWS)
+    assert done.returncode == 0, done.stderr
 
 
 LAUNCHES = """

@@ -1,7 +1,6 @@
 """Rows of routing, experts and rotary embedding whose offsets do not fit into 32 bits."""
 
-import subprocess
-import sys
+from tests.support import programs
 
 # Offsets that wrapped around would end the process.
 SCRIPT = """
@@ -42,7 +41,5 @@ print("done")
 
 
 def test_offsets_beyond_32_bits():
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
-    )
+    done = programs.run(SCRIPT)
     assert done.stdout == "done\n", done.stderr

@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import triton
 
 from pykern.kernels.gpu.blocks import cdiv, next_power_of_2
+from tests.support import programs
 
 KERNELS = {
     "activation._forward",
@@ -34,12 +33,9 @@ KERNELS = {
 
 def test_direct_launches_equal_those_of_the_jit(tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.launches"],
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = programs.run(
+        programs.MODULE.format(name="tests.kernels.launches"),
+        environment=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from pykern.kernels.gpu import stash as gpu
 from pykern.kernels.stash import FORMS, quantise, restore
 from tests.kernels.acceptance import Canaries, padded, uninitialised_is_nan
 from tests.kernels.sm90 import compiled_for_sm90
+from tests.support import programs
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NAN, INF = float("nan"), float("inf")
@@ -211,13 +210,7 @@ assert torch.equal(back, stash.restored(codes, scales, torch.float16))
 
 def test_rows_may_be_far_apart():
     # An access elsewhere would end the process.
-    done = subprocess.run(
-        [sys.executable, "-c", FAR_ROWS],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = programs.run(FAR_ROWS, environment=os.environ | {"TRITON_INTERPRET": "1"})
     assert done.returncode == 0, done.stderr
 
 

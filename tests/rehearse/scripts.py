@@ -1,11 +1,11 @@
 """Runs of scripts, by `pykern rehearse` and by Python alone, each in a process of its own."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.support import programs
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,23 +40,20 @@ def rehearse(
     script: Path, folder: Path, *arguments: str, box: str = "2x4090", options: Sequence[str] = ()
 ) -> Ended:
     into = folder / "seen.json"
-    command = [sys.executable, "-c", MAIN, "rehearse", str(script), "--box", box, *options]
-    done = _run([*command, "--json", str(into), "--", *arguments], folder)
+    command = ["rehearse", str(script), "--box", box, *options, "--json", str(into), "--"]
+    done = programs.run(MAIN, *command, *arguments, timeout=240, folder=folder)
     seen = json.loads(into.read_text()) if into.exists() else None
     return Ended(done.returncode, done.stdout, done.stderr, seen)
 
 
 def plain_losses(script: Path, folder: Path, *arguments: str, steps: int = 3) -> list[float]:
-    done = _run([sys.executable, "-c", PLAIN.format(steps=steps), str(script), *arguments], folder)
+    program = PLAIN.format(steps=steps)
+    done = programs.run(program, str(script), *arguments, timeout=240, folder=folder)
     assert done.returncode == 0, done.stderr
     (told,) = [line for line in done.stdout.splitlines() if line.startswith("losses ")]
     found: list[float] = json.loads(told.removeprefix("losses "))
     assert len(found) == steps
     return found
-
-
-def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def written(folder: Path, text: str) -> Path:

@@ -9,11 +9,14 @@ import gc
 import json
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -28,14 +31,22 @@ exec(programs.served({descriptor}))
 """
 
 
+# Runs a module as `python -m` does.
+MODULE = """
+import runpy
+runpy.run_module({name!r}, run_name="__main__", alter_sys=True)
+"""
+
+
 def run(
     code: str,
     *arguments: str,
     timeout: float = 60,
     fresh: bool = False,
+    folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run` of `python -c`, with the working directory of this process.
+    """As `subprocess.run` of `python -c`.
 
     For programs that import torch before pykern. Variables that Python, the C library or torch
     read when they start need a fresh interpreter.
@@ -45,17 +56,25 @@ def run(
         arguments: in its `sys.argv`.
         timeout: seconds after which it is killed, and `subprocess.TimeoutExpired` is raised.
         fresh: in an interpreter that has imported nothing.
+        folder: where it runs, in place of the working directory.
         environment: in place of this process's.
     """
     variables = dict(os.environ if environment is None else environment)
+    cwd = folder or Path.cwd()
     # The thread sanitizer gives up on a forked child that starts threads.
     if fresh or "LD_PRELOAD" in os.environ:
         command = [sys.executable, *QUIET, "-c", code, *arguments]
         return subprocess.run(
-            command, env=variables, capture_output=True, text=True, timeout=timeout, check=False
+            command,
+            cwd=cwd,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
-    channel = _server()
-    asked = {"code": code, "arguments": arguments, "env": variables, "cwd": str(Path.cwd())}
+    channel = _server(threading.get_ident())
+    asked = {"code": code, "arguments": arguments, "env": variables, "cwd": str(cwd)}
     ours, theirs = zip(os.pipe(), os.pipe(), strict=True)
     socket.send_fds(channel, [json.dumps(asked).encode()], theirs)
     for descriptor in theirs:
@@ -70,14 +89,15 @@ def run(
         for descriptor in ours:
             os.close(descriptor)
         if not ended:
-            # The server has not yet waited for it, or would have answered: the number is its own.
-            os.kill(child, 9)
+            # It may have left a child that goes on writing.
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
         status = int(channel.recv(64))
     return subprocess.CompletedProcess(code, status, out, err)
 
 
 def _read_all(descriptors: tuple[int, ...], deadline: float) -> list[str]:
-    """What is written to each, until nobody can write any more."""
+    """The texts that are written to each, until nobody can write any more."""
     found = {descriptor: b"" for descriptor in descriptors}
     with selectors.DefaultSelector() as selector:
         for descriptor in descriptors:
@@ -95,8 +115,8 @@ def _read_all(descriptors: tuple[int, ...], deadline: float) -> list[str]:
 
 
 @cache
-def _server() -> socket.socket:
-    """The way to this process's server, which ends with it."""
+def _server(_thread: int) -> socket.socket:
+    """The way to the server of a thread of this process, which ends with the process."""
     # Packets: a message is read as it was sent.
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     descriptor = theirs.fileno()
@@ -106,14 +126,17 @@ def _server() -> socket.socket:
         # numpy's library would start threads, which a fork leaves behind.
         env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        # Pipes, as those of programs: Python asks once whether they can be sought in.
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         pass_fds=[descriptor],
     )
     theirs.close()
+    assert ours.recv(64) == b"ready", server.communicate()[0].decode()
 
     def end() -> None:
         ours.close()
-        server.wait()
+        server.communicate()
 
     atexit.register(end)
     return ours
@@ -128,6 +151,7 @@ def served(descriptor: int) -> CodeType:
     assert len(list(Path("/proc/self/task").iterdir())) == 1
     # Programs that end look for garbage among their own objects; among torch's it takes a second.
     gc.freeze()
+    channel.send(b"ready")
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 2)
         if not message:

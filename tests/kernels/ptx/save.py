@@ -9,8 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +16,8 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from tests.support import programs
 
 ROOT = Path(__file__).parents[3]
 RESULTS = Path(__file__).with_name("results.jsonl")
@@ -28,7 +28,7 @@ Line = dict[str, Any]
 
 
 @cache
-def lines(*arguments: str) -> list[Line]:
+def lines(module: str, *arguments: str) -> list[Line]:
     """The lines that a program of this folder prints, where Triton is not interpreted.
 
     Raises:
@@ -37,13 +37,8 @@ def lines(*arguments: str) -> list[Line]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     with tempfile.TemporaryDirectory() as folder:
         environment.setdefault("TRITON_CACHE_DIR", folder)
-        done = subprocess.run(
-            [sys.executable, "-m", *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        program = programs.MODULE.format(name=module)
+        done = programs.run(program, *arguments, timeout=3600, environment=environment)
     assert done.returncode == 0, done.stderr
     # The device oracle tells at the end what it has seen.
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
