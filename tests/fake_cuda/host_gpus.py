@@ -5,11 +5,10 @@ and nothing else that need not be; so what a missing wait leaves undone is not t
 and allocations of the action are then told to the driver's model as one kernel.
 """
 
-import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +19,14 @@ from torch import Tensor
 from pykern import _C
 from pykern.runtime.autograd.landing import memory_of
 from pykern.runtime.devices import DeviceLane
-from pykern.runtime.gpu import cuda
+from pykern.runtime.gpu import cuda, peers
 from pykern.runtime.gpu.cuda import CapturedGraph
 from tests.fake_cuda.beside import Beside, End, Pairs
 from tests.fake_cuda.fake import FakeCuda, Range
 from tests.fake_cuda.watch import Unexecuted, Watch
+
+# A megabyte by which a pair is checked, for each pipeline anew. Nobody writes to it.
+PATTERN_OF = cache(peers.pattern_of)
 
 
 @contextmanager
@@ -44,12 +46,12 @@ def unchecked_gpus(num_gpus: int) -> Iterator[FakeCuda]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HostGpus, "fake", fake, raising=False)
         patch.setattr(cuda, "Gpus", HostGpus)
+        patch.setattr(peers, "pattern_of", PATTERN_OF)
         patch.setattr(torch.version, "cuda", "13.0")
         patch.setattr(torch.cuda, "device_count", lambda: num_gpus)
         # Lightning sets it, and then a torch with CUDA takes these for GPUs of its own.
         patch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
         yield fake
-    gc.collect()
     fake.close()
 
 

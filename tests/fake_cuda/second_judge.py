@@ -86,15 +86,18 @@ class _Judge:
         # Streams that have been given something since the host last waited for them: waiting for
         # the others tells torch nothing, and takes it long.
         self._busy: set[str] = set()
-        accesses = (access for line in log for access in _accesses_of(line))
+        self._accesses = [_accesses_of(line) for line in log]
+        accesses = (access for found in self._accesses for access in found)
         ends = {end for _, start, size in accesses for end in (start, start + size)}
         self._ends = sorted(ends)
+        # By start and size: work touches the same ranges again and again.
+        self._pieces_of: dict[tuple[int, int], list[int]] = {}
 
     def is_race(self, number: int, line: str) -> bool:
         """Gives torch a line, in order; whether it tells of a race."""
         match line.split():
             case ["work", function, stream, *_]:
-                return self._launch(stream, function, _accesses_of(line))
+                return self._launch(stream, function, self._accesses[number])
             case ["record", event, stream]:
                 self._torch._handle_event_record(int(event), _name(stream))
             case ["wait", event, stream]:
@@ -104,11 +107,11 @@ class _Judge:
                 self._host_waits(what)
             case ["free", stream, *_]:
                 # The owner may use it again at once, as if it wrote.
-                found = self._launch(stream, "free", _accesses_of(line))
-                self._forget(_accesses_of(line))
+                found = self._launch(stream, "free", self._accesses[number])
+                self._forget(self._accesses[number])
                 return found
             case ["forget", *_]:
-                self._forget(_accesses_of(line))
+                self._forget(self._accesses[number])
             case ["graph"]:
                 return self._races_within(number)
         return False
@@ -135,8 +138,10 @@ class _Judge:
         """By the address of each piece, whether it is written."""
         pieces: dict[int, bool] = {}
         for writes, start, size in accesses:
-            first, behind = (bisect_left(self._ends, end) for end in (start, start + size))
-            for piece in self._ends[first:behind]:
+            if (start, size) not in self._pieces_of:
+                first, behind = (bisect_left(self._ends, end) for end in (start, start + size))
+                self._pieces_of[start, size] = self._ends[first:behind]
+            for piece in self._pieces_of[start, size]:
                 pieces[piece] = pieces.get(piece, False) or writes
         return pieces
 
@@ -147,7 +152,7 @@ class _Judge:
         for number, line in enumerate(nodes):
             for former in _words_of(line)[1:]:
                 judge._handle_event_wait(int(former), _name(number))
-            pieces = self._pieces(_accesses_of(line))
+            pieces = self._pieces(self._accesses[graph + 1 + number])
             found |= _races(judge, _name(number), "node", pieces)
             judge._handle_event_record(number, _name(number))
         return found

@@ -4,7 +4,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.fake_cuda.fake import Range
@@ -69,16 +68,19 @@ class Unexecuted(Watch):
         self._kept: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
+        known = set()
         for tensor in _tensors((args, kwargs)):
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in self._fresh | self._before.keys():
-                self._before[storage.data_ptr()] = storage, storage.clone()
+            address = storage.data_ptr()
+            known.add(address)
+            if address not in self._fresh and address not in self._before:
+                self._before[address] = storage, storage.clone()
         result = func(*args, **(kwargs or {}))
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known | self._before.keys():
-                self._fresh.add(storage.data_ptr())
+            address = storage.data_ptr()
+            if address not in known and address not in self._before:
+                self._fresh.add(address)
                 self._kept.append(storage)
         return result
 
@@ -95,4 +97,11 @@ def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """Those among arguments or results of an operation, which have no other containers."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (tuple, list)):
+        return []
+    return [tensor for part in tree for tensor in _tensors(part)]

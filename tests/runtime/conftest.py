@@ -1,6 +1,5 @@
 """Shared by the runtime's tests."""
 
-import gc
 from collections.abc import Iterator
 
 import pytest
@@ -29,7 +28,6 @@ def gpus() -> Iterator[FakeCuda]:
 
 def expect_nothing_broken(fake: FakeCuda) -> None:
     """For a test of several pipelines, of which those so far must be gone."""
-    gc.collect()
     fake.close()
     assert fake.violations == []
     assert fake.leaks == []
