@@ -1,7 +1,5 @@
 """Profiles by the real torch.profiler, against the runtime's timeline."""
 
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +21,7 @@ from pykern.recorded.profile import plan_of, timeline_of
 from pykern.runtime import profiled as runtime_profiled
 from pykern.schedules import interleaved, one_f_one_b, zb_h1
 from pykern.torch_private import profiler
+from tests.support import programs
 from tests.support.recordings import assert_last_as_long, times_of
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +190,8 @@ found.export_chrome_trace(sys.argv[1])
 
 def test_on_gpus_every_action_and_copy_has_a_range(tmp_path):
     path = tmp_path / "step.json"
-    subprocess.run([sys.executable, "-c", GPU_PROGRAM, path], cwd=ROOT, check=True)
+    done = programs.run(GPU_PROGRAM, str(path), folder=ROOT)
+    assert done.returncode == 0, done.stderr
     plan, steps = one_f_one_b(2, 4), steps_of(events_of(path))
     actions = [(device, one) for device, row in enumerate(plan.rows) for one in row]
     copies = [(lane.sender, copy.action) for lane in lower(plan).lanes for copy in lane.copies]

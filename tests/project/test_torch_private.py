@@ -16,6 +16,7 @@ from pykern import torch_private
 from pykern.runtime.autograd.graph import saved_by
 from pykern.torch_private import NODES_LAST
 from pykern.torch_private import profiler as torch_profiler
+from tests.support import programs
 
 
 class Doubled(torch.autograd.Function):
@@ -257,7 +258,7 @@ def test_the_engine_refuses_a_gradient_of_another_shape() -> None:
 
 
 @pytest.mark.parametrize(("base", "loads"), [("DispatchMode", False), ("TorchDispatchMode", True)])
-def test_operations_under_a_mode_do_not_load_the_compiler(python, base, loads):
+def test_operations_under_a_mode_do_not_load_the_compiler(base, loads):
     """With torch's own base they do: otherwise `DispatchMode` could go."""
     program = f"""
 import sys, torch
@@ -270,7 +271,7 @@ with Mode():
     torch.ones(2) + 1
 print("torch._dynamo" in sys.modules)
 """
-    assert python("-c", program).stdout == f"{loads}\n"
+    assert programs.run(program).stdout == f"{loads}\n"
 
 
 def test_writes_of_a_tensor_are_counted():

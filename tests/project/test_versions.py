@@ -1,13 +1,13 @@
 """The supported versions agree in all places that name them."""
 
 import re
-import subprocess
-import sys
 import tomllib
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+
+from tests.support import programs
 
 STACKS = ("cpu", "torch-2.11", "torch-2.15")
 
@@ -79,8 +79,9 @@ def test_every_test_that_the_table_names_is_there(root, rows):
 def said_under_torch_2_11(code: str) -> str:
     """The output of an interpreter that takes its torch for an older one."""
     older = "import torch; torch.__version__ = type(torch.__version__)('2.11.0')\n"
-    command = [sys.executable, "-c", older + code]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = programs.run(older + code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_pipelining_refuses_an_older_torch():
