@@ -22,7 +22,7 @@ DEVICES = 4
 
 @pytest.fixture(scope="module")
 def model() -> nn.Sequential:
-    return gpt(vocab=64, layers=24, width=32, heads=2, context=16)
+    return gpt(vocab=64, layers=16, width=32, heads=2, context=16)
 
 
 def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
