@@ -177,6 +177,7 @@ activation.differentiated(half, half, half[0], "gelu", False)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_sm90_budget():
     kernels = compiled_for_sm90(LAUNCHES)
     assert len(kernels) == 8

@@ -303,6 +303,7 @@ for columns in (129, 2049, 4097, 8191):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_sm90_budget():
     kernels = compiled_for_sm90(LAUNCHES)
     names = sorted(kernel.name for kernel in kernels)
@@ -325,6 +326,7 @@ def test_sm90_budget():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_sm90_rows_whose_ends_are_not_aligned_do_not_spill():
     kernels = compiled_for_sm90(LAUNCHES.partition("run(4096")[0] + ODD)
     assert {kernel.name for kernel in kernels} == {"add_parts", "backward", "forward"}
