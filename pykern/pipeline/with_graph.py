@@ -21,11 +21,10 @@ from ..runtime.batch import Batch, Enter
 from ..runtime.driver import Driver, Program
 from ..runtime.executor import Executor
 from ..runtime.halfway import Halfway
-from ..runtime.microbatch import leaves_of_batch
 from ..runtime.read_again import ReadAgain
 from ..runtime.recompute.watch import without_saved_tensors_hooks
 from ..runtime.through import ForwardPass, GraphEnds, OutputGradients
-from ..tensors.trees import Call
+from ..tensors.trees import Call, all_tensors
 from ..torch_private import set_grad, top_hooks, transform
 from ..trace import Segment
 from .choose_levels import Levels
@@ -88,7 +87,7 @@ class WithGraph:
         given = call
         call, _ = self._executor.replicas.place(call, None)
         ends, begin = GraphEnds(weights), _Begin(enter)
-        has_graph = any(tensor.requires_grad for tensor in _tensors(call))
+        has_graph = any(tensor.requires_grad for tensor in all_tensors(call))
         enter = begin if has_graph else enter
         batch = Batch(call, None, rows, ends, self._levels, enter, given)
         # A call that is refused must not touch the model, which a step of another thread may run.
@@ -96,7 +95,7 @@ class WithGraph:
             # The calls come first, as a recorded forward has to find the model's own parameters.
             _ = batch.calls
             aliases = Aliases(self._modules(model))
-            read_again = ReadAgain(self._modules(model) if self._levels else (), _tensors(call))
+            read_again = ReadAgain(self._modules(model) if self._levels else (), all_tensors(call))
             with aliases.in_place(), _outside_checkpoints():
                 aliases.take_place()
                 left = self._executor.run_claimed(ran.forwards, batch, self._executor.leave)
@@ -232,12 +231,8 @@ class _Begin:
 
 def end_of_backward(call: Call, model: nn.Module) -> Tensor | None:
     """A tensor that a backward would lead to; None if nothing trains."""
-    tensors = chain(model.parameters(), _tensors(call))
+    tensors = chain(model.parameters(), all_tensors(call))
     return next((tensor for tensor in tensors if tensor.requires_grad), None)
-
-
-def _tensors(call: Call) -> Iterator[Tensor]:
-    return (leaf for leaf in leaves_of_batch(call) if isinstance(leaf, Tensor))
 
 
 def _outside_checkpoints() -> AbstractContextManager[object]:
@@ -249,7 +244,7 @@ def _outside_checkpoints() -> AbstractContextManager[object]:
 
 def refuse_transforms(call: Call) -> None:
     """Raises RuntimeError if torch needs more of a forward than its result and one backward."""
-    found = transform(_tensors(call))
+    found = transform(all_tensors(call))
     if found is not None:
         raise RuntimeError(
             "a pipeline must be called outside of torch.func, torch.export, torch.jit.trace and "

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..tensors.trees import flatten, unflatten, with_paths
+from ..tensors.trees import flatten, leaves, unflatten, with_paths
 from ..trace.values import PLAIN
 
 # How deep objects of unknown classes are looked into, and how many parts of each at most.
@@ -43,7 +43,7 @@ def batch_size(tree: Any, *, graphs: bool = True) -> int:
     """
     rows: list[int] = []
     others: list[Any] = []
-    for leaf in leaves_of_batch(tree):
+    for leaf in leaves(tree):
         if not isinstance(leaf, Tensor):
             others.append(leaf)
         elif leaf.layout is not torch.strided or leaf.is_nested:
@@ -114,7 +114,7 @@ def to_device(tree: Any, device: torch.device) -> Any:
 
 def is_pinned(tree: Any) -> bool:
     """Whether a GPU may still read a tensor of the tree when the copy has been issued."""
-    return any(isinstance(leaf, Tensor) and leaf.is_pinned() for leaf in leaves_of_batch(tree))
+    return any(isinstance(leaf, Tensor) and leaf.is_pinned() for leaf in leaves(tree))
 
 
 def merge(parts: Sequence[Any], weights: Sequence[float]) -> Any:
@@ -164,22 +164,6 @@ def _join(column: Sequence[Any], weights: Sequence[float]) -> Any:
             f"{type(first).__name__} that differs ({first!r} and others)"
         )
     return first
-
-
-def leaves_of_batch(tree: Any) -> list[Any]:
-    """The leaves of a tree in order."""
-    # Tensors, tuples and dicts, the usual batch, avoid pytree: each of its calls leaves a reference
-    # cycle for the garbage collector.
-    if type(tree) is tuple:
-        parts: Iterable[Any] = tree
-    elif type(tree) is dict:
-        parts = tree.values()
-    else:
-        return [tree] if isinstance(tree, Tensor) else list(flatten(tree)[0])
-    leaves: list[Any] = []
-    for part in parts:
-        leaves += [part] if isinstance(part, Tensor) else leaves_of_batch(part)
-    return leaves
 
 
 def _refuse_other(leaf: Any, rows: Sequence[int]) -> None:

@@ -10,30 +10,52 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 _Node = TypeVar("_Node")
 
 Spec = pytree.TreeSpec
+# Common leaves beside tensors.
+_ATOMS = {type(None), bool, int, float, str, torch.dtype, torch.device}
 # Positional and keyword arguments.
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def flatten(tree: Any) -> tuple[list[Any], Spec]:
     """The leaves of a tree in order, and its structure."""
-    leaves, spec = pytree.tree_flatten(tree)
-    strange = {type(leaf) for leaf in leaves if _is_dataclass_of_tensors(leaf)}
+    found, spec = pytree.tree_flatten(tree)
+    strange = {type(leaf) for leaf in found if _is_dataclass_of_tensors(leaf)}
     if not strange:
-        return leaves, spec
+        return found, spec
     for kind in strange:
         _register(kind)
     return flatten(tree)
 
 
-def unflatten(leaves: Iterable[Any], spec: Spec) -> Any:
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of a tree in order, those of `flatten`.
+
+    Tuples, lists and dicts avoid pytree, which takes longer and leaves a reference cycle each time.
+    """
+    kind = type(tree)
+    if kind in _ATOMS or isinstance(tree, Tensor):
+        return [tree]
+    if kind is not dict and kind is not tuple and kind is not list:
+        return flatten(tree)[0]
+    found: list[Any] = []
+    for part in tree.values() if kind is dict else tree:
+        if type(part) in _ATOMS or isinstance(part, Tensor):
+            found.append(part)
+        else:
+            found += leaves(part)
+    return found
+
+
+def unflatten(parts: Iterable[Any], spec: Spec) -> Any:
     """The tree of a structure with these leaves."""
-    return pytree.tree_unflatten(leaves, spec)
+    return pytree.tree_unflatten(parts, spec)
 
 
 def with_paths(tree: Any) -> list[tuple[str, Any]]:
@@ -44,7 +66,7 @@ def with_paths(tree: Any) -> list[tuple[str, Any]]:
 
 def all_tensors(tree: Any) -> list[Tensor]:
     """The tensors in a tree in order, one that occurs twice also twice."""
-    return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
@@ -54,8 +76,8 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     """The tree with the function applied to its tensors."""
-    leaves, spec = flatten(tree)
-    return unflatten([function(x) if isinstance(x, Tensor) else x for x in leaves], spec)
+    found, spec = flatten(tree)
+    return unflatten([function(x) if isinstance(x, Tensor) else x for x in found], spec)
 
 
 def map_nodes(kind: type[_Node], function: Callable[[_Node], Any], tree: Any) -> Any:
@@ -71,7 +93,7 @@ def map_nodes(kind: type[_Node], function: Callable[[_Node], Any], tree: Any) ->
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     """The tree with the function applied to its leaves, and to the ends of slices."""
-    if isinstance(tree, Tensor):
+    if isinstance(tree, Tensor) or type(tree) in _ATOMS:
         return function(tree)
     if is_sequence(tree):
         return like(tree, [map_tree(function, part) for part in tree])
@@ -79,10 +101,10 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
         return {key: map_tree(function, part) for key, part in tree.items()}
     if type(tree) is slice:
         return slice(*(map_tree(function, part) for part in (tree.start, tree.stop, tree.step)))
-    leaves, spec = flatten(tree)
+    found, spec = flatten(tree)
     if spec.is_leaf():
         return function(tree)
-    return unflatten([map_tree(function, leaf) for leaf in leaves], spec)
+    return unflatten([map_tree(function, leaf) for leaf in found], spec)
 
 
 def leaves_of(tree: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import _C
 from ..forks import fork_safe_lock
-from ..tensors.trees import flatten
+from ..tensors.trees import leaves
 from ..torch_private import DispatchMode, is_traceable_wrapper_subclass
 from ..user_code import user_line
 from .values import PLAIN
@@ -196,7 +196,7 @@ def storages_of(tree: Any) -> Iterator[torch.UntypedStorage]:
 
 
 def _with_storages(tree: Any, depth: int = 0) -> Iterator[tuple[Tensor, torch.UntypedStorage]]:
-    for leaf in flatten(tree)[0]:
+    for leaf in leaves(tree):
         if isinstance(leaf, Tensor):
             if leaf.layout is torch.strided and not is_traceable_wrapper_subclass(leaf):
                 yield leaf, leaf.untyped_storage()
