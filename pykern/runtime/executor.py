@@ -234,11 +234,7 @@ class Executor:
     def _run_flow(self, driver: Workers, flow: WorkerFlow) -> None:
         with driver.claim(), _C.Undo(self._end):
             self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
-            # Replicas share one list, so that arguments taken by one replica are released for all.
-            firsts = [replica[0] for replica in self.replicas.each]
-            for first in firsts:
-                first.arguments = firsts[0].arguments
-            flow.takers = [first.take for first in firsts]
+            flow.takers = [replica[0].take for replica in self.replicas.each]
             for stage in self._stages:
                 stage.name(flow.keywords)
             actions = self.replicas.put_together(self._callbacks)

@@ -297,3 +297,37 @@ def test_what_is_given_by_name_belongs_to_its_batch() -> None:
         calls = [((torch.ones(3, 2),), {"scale": 2.0} if number % 2 else {}) for number in range(9)]
         outputs = run(pipe._predict_program, iter(calls), pipe._open_batch)
         assert [int(output[0, 0]) for output in outputs] == [1, 2] * 4 + [1]
+
+
+class LateWidth(nn.Module):
+    """The last block alone uses `late`, which skips the stages before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
+
+    def forward(self, x: Tensor, late: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x + late.sum(1, keepdim=True)
+
+
+def test_values_that_skip_stages_go_with_their_batch_in_replicas() -> None:
+    kept = []
+
+    def batch(number: int) -> tuple[Tensor, Tensor]:
+        late = torch.zeros(6, 5)
+        kept.append(weakref.ref(late.untyped_storage()))
+        return torch.full((6, 2), float(number)), late
+
+    sample = torch.ones(3, 2), torch.ones(3, 5)
+    with torch.no_grad(), planned(LateWidth(), two_replicas(2, 3), None, sample=sample) as pipe:
+        stream = pipe.stream(map(batch, range(8)))
+        for _ in range(8):
+            next(stream)
+        # The worker of the last output may still be on its way out of the forward.
+        deadline = time.monotonic() + 5
+        while any(storage() is not None for storage in kept) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert sum(storage() is not None for storage in kept) == 0
+        assert list(stream) == []

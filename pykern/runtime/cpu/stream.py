@@ -83,7 +83,8 @@ class WorkerFlow(Flow):
 
     Attributes:
         program: runs slots through the stages.
-        takers: of the first stages; each is called with a slot and the model's arguments for it.
+        takers: of the first stages, by replica; called with a slot and the model's arguments for
+            the slot, in the replica that runs the slot.
         keywords: by slot, keyword arguments for all layers whose forward names them.
     """
 
@@ -188,8 +189,7 @@ class WorkerFlow(Flow):
         self._next_slot = (slot + 1) % self.num_slots
         self._cells[slot] = batch, index
         arguments, self.keywords[slot] = part
-        for take in self.takers:
-            take(slot, arguments)
+        self.takers[slot % len(self.takers)](slot, arguments)
         self._core.feed(self.program, slot)
 
     def keep(self, slot: int, output: Any, once: bool) -> Ends:

@@ -70,7 +70,6 @@ class Parcels:
         for reader, numbers in farther:
             there = self.of_stages[reader]
             mine = to_device({number: values[number] for number in numbers}, there._device)
-            # The list is replaced: a parcel left in it is of a replica that did not run it.
             there.come[microbatch] = [(BATCH, mine, ())]
 
     def send(
