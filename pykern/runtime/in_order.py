@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from .. import _C
@@ -41,6 +40,8 @@ class InOrder(Iterator[Any]):
         # The call that takes an output, if any.
         self._turn: dict[str, object] = {}
         self._batches = batches
+        # The batch, if any, that was fetched but neither fed nor run yet.
+        self._fetched: list[Call] = []
         self._begin: Callable[[], None] | None = begin
         self._alone = alone
         self._flow_from = flow_from
@@ -99,6 +100,7 @@ class InOrder(Iterator[Any]):
         """Ends the flow and its batches. May be called twice."""
         self._ended = True
         self._batches = iter(())
+        self._fetched.clear()
         if self._flow is not None:
             self._flow.close(error)
         if self._let_go is not None:
@@ -113,14 +115,14 @@ class InOrder(Iterator[Any]):
             self._begin = None
         flow = self._flow
         if flow is None:
-            call = next(self._batches)
+            call = self._fetched.pop() if self._fetched else next(self._batches)
             flow = self._flow_from(self._num_begun) if self._is_alike(call) else None
             self._flow = flow
             if flow is None:
                 return _not_the_end(partial(self._by_itself, call))
             self._let_go = weakref.finalize(self, flow.close, GeneratorExit())
             self._let_go.atexit = False
-            self._batches = chain([call], self._batches)
+            self._fetched.append(call)
             del call
         self._fill(flow)
         if not flow.is_empty:
@@ -152,15 +154,15 @@ class InOrder(Iterator[Any]):
         """Feeds batches until the flow is full."""
         while flow.has_room and self._failure is None and not self._is_other:
             try:
-                for call in self._batches:
-                    if not self._is_alike(call):
-                        self._batches, self._is_other = chain([call], self._batches), True
-                        break
+                call = self._fetched.pop() if self._fetched else next(self._batches, None)
+                if call is None:
+                    return
+                if self._is_alike(call):
                     _not_the_end(partial(flow.feed, call))
                     self._num_begun += 1
-                    break
                 else:
-                    return
+                    self._fetched.append(call)
+                    self._is_other = True
             except KeyboardInterrupt:
                 raise
             except BaseException as error:

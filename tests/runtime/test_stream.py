@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -331,3 +332,22 @@ def test_values_that_skip_stages_go_with_their_batch_in_replicas() -> None:
             time.sleep(0.01)
         assert sum(storage() is not None for storage in kept) == 0
         assert list(stream) == []
+
+
+def test_changes_of_values_nest_no_iterators() -> None:
+    layer = Named()
+    with planned(nn.Sequential(layer, nn.Identity()), schedules.gpipe(2, 1), None) as pipe:
+        batches = ((torch.ones(1, 2), "ab"[number // 2 % 2]) for number in range(40))
+        stream = pipe.stream(batches)
+        for _ in range(39):
+            next(stream)
+        assert sum(type(one) is itertools.chain for one in gc.get_referents(stream)) == 0
+        assert len(list(stream)) == 1
+
+
+class Named(nn.Module):
+    """Takes a name beside its input."""
+
+    def forward(self, x: Tensor, name: str) -> Tensor:
+        del name
+        return x
