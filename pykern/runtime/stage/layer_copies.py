@@ -25,7 +25,7 @@ Pairs = list[tuple[nn.Parameter, nn.Parameter]]
 # Functions that are set on the object itself run with the original's parameters.
 _BOUND = ("forward", "_compiled_call_impl")
 # The attributes of every module: parameters, buffers, modules, hooks.
-_OF_MODULES = frozenset(vars(nn.Module()))
+OF_MODULES = frozenset(vars(nn.Module()))
 
 
 def copy_layers(
@@ -208,12 +208,13 @@ def _cannot_copy(module: nn.Module, copy: nn.Module) -> str | None:
         return f"has a {bound[0]} of its own, which may run with the original's parameters"
     mine = set(copy.parameters())
     for name, value in vars(copy).items():
-        if name not in _OF_MODULES and any(trains(part, mine) for part in _parts(value)):
+        if name not in OF_MODULES and any(trains(part, mine) for part in parts_of(value)):
             return f"keeps what it trains in .{name} too, where a copy finds the original's"
     return None
 
 
-def _parts(value: object) -> Iterable[object]:
+def parts_of(value: object) -> Iterable[object]:
+    """The entries of a container that is an attribute; any other value itself."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list | tuple | set) else (value,)

@@ -17,6 +17,7 @@ from ...notes import add_note
 from ...torch_private import version_of
 from ..recompute.buffers import modules_in
 from .layer_copies import Pairs, add_gradients, copy_layers
+from .own_attributes import CopiedAttributes
 from .stage import Stage
 
 
@@ -56,6 +57,8 @@ class Ties:
         # The parameters with their copies, by stage in ascending order.
         self._pairs: list[Pairs] = []
         self._buffers: list[_Buffer] = []
+        # The attributes of copies, each with the index of the stage.
+        self._attributes: list[tuple[int, CopiedAttributes]] = []
         self.adds = False
 
     def begin(self) -> None:
@@ -76,27 +79,28 @@ class Ties:
         foreign = {tensor for item in shared for tensor in _foreign(item, stage.device)}
         if foreign:
             stage.layers, pairs = copy_layers(stage.originals, stage.device, foreign)
+            self._attributes.append((stage.index, CopiedAttributes(stage.originals, stage.layers)))
             if torch.is_grad_enabled():
                 self._pairs.append(pairs)
         self._buffers += _buffers_of(stage, shared)
 
     def finish(self) -> None:
-        """Adds the copies' gradients to the originals, with the hooks of parameters.
+        """Takes attributes of copies back, and adds gradients of copies, with parameters' hooks.
 
         By now, torch's current streams wait for the step.
 
         Raises:
-            RuntimeError: the step has written a buffer that stages share.
+            RuntimeError: the step has written a buffer or attribute that stages share.
             BaseException: a hook of a parameter raised it; it has a note.
         """
         for buffer in self._buffers:
             if buffer.is_spoilt():
                 name = f"buffer {buffer.name!r} of a {type(buffer.module).__name__}"
-                raise RuntimeError(
-                    f"stage {buffer.stage} wrote the {name}, which is shared with an earlier "
-                    "stage: the value written is lost or in no fixed order. Cut so that they "
-                    "share a stage (balance=[...]), or untie them"
-                )
+                raise _lost(buffer.stage, name)
+        for index, attributes in self._attributes:
+            lost = attributes.take_back()
+            if lost is not None:
+                raise _lost(index, lost)
         if not self._pairs:
             return
         self.adds = True
@@ -121,8 +125,10 @@ class Ties:
         self._pairs = pairs
 
     def end(self) -> None:
-        """Releases all objects of the step."""
-        self._pairs, self._buffers = [], []
+        """Releases all objects of the step; a step that has failed leaves its attributes."""
+        for _, attributes in self._attributes:
+            attributes.take_back()
+        self._pairs, self._buffers, self._attributes = [], [], []
 
 
 def _foreign(item: nn.Module | nn.Parameter, device: torch.device) -> Iterator[Tensor]:
@@ -142,6 +148,14 @@ def _buffers_of(stage: Stage, shared: Collection[nn.Module | nn.Parameter]) -> I
                 if value is not None:
                     version = version_of(value)
                     yield _Buffer(stage.index, module, name, value, version, is_shared)
+
+
+def _lost(stage: int, name: str) -> RuntimeError:
+    return RuntimeError(
+        f"stage {stage} wrote the {name}, which is shared with an earlier stage: the value written "
+        "is lost or in no fixed order. Cut so that they share a stage (balance=[...]), or untie "
+        "them"
+    )
 
 
 def _record(pairs: Pairs) -> None:

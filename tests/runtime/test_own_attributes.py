@@ -1,0 +1,153 @@
+"""Attributes that forwards assign to layers of which stages run copies."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pykern
+from tests.runtime.models import Rows
+from tests.runtime.tied_models import WIDTH, batch, pipeline
+
+
+class Head(nn.Module):
+    """Counts its forwards, keeps a running mean, and remembers the last microbatch."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = weight
+        self.calls = 0
+        self.mean = torch.zeros(weight.shape[1])
+        self.fails_at: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        self.last = self.mean.sum()
+        if self.calls == self.fails_at:
+            raise KeyError("a failing layer")
+        return F.linear(x - self.mean, self.weight) / self.calls
+
+
+class Tied(nn.Module):
+    """A forward of its own, with a head that has the weight of the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.head = Head(self.first.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.first(x).tanh())
+        return y
+
+
+def tied() -> nn.Sequential:
+    model = Tied()
+    return nn.Sequential(model.first, nn.Tanh(), model.head)
+
+
+def by_step(pipe: pykern.Pipeline, x: Tensor, y: Tensor) -> None:
+    pipe.step(x, target=y)
+
+
+def by_loss_outside(pipe: pykern.Pipeline, x: Tensor, y: Tensor) -> None:
+    F.mse_loss(pipe(x), y).backward()
+
+
+def head_of(model: nn.Module) -> Head:
+    (head,) = (module for module in model.modules() if isinstance(module, Head))
+    return head
+
+
+def require_same(head: Head, plain: Head) -> None:
+    assert head.calls == plain.calls
+    assert torch.equal(head.mean, plain.mean)
+    assert torch.equal(head.last, plain.last)
+
+
+@pytest.mark.parametrize("run", [by_step, by_loss_outside])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_layer_that_shares_a_parameter_keeps_what_it_assigns(
+    run: Callable[..., None], recorded: bool
+) -> None:
+    x, y = batch()
+    model: nn.Module = Tied() if recorded else tied()
+    options: dict[str, Any] = {"sample": x[:2], "whole": ["head"]} if recorded else {}
+    plain = copy.deepcopy(model)
+    head, plain_head = map(head_of, (model, plain))
+    with pipeline(model, **options) as pipe:
+        for _ in range(2):
+            run(pipe, x, y)
+            for part in x.split(2):
+                plain(part)
+            require_same(head, plain_head)
+
+
+def test_what_forwards_assign_is_no_change_of_layers_before_their_backward() -> None:
+    x, y = batch()
+    model = tied()
+    with pipeline(model, recompute="layer") as pipe:
+        by_loss_outside(pipe, x, y)
+    assert head_of(model).calls == 4
+
+
+def test_a_step_that_fails_leaves_what_its_forwards_have_assigned() -> None:
+    x, y = batch()
+    model = tied()
+    head_of(model).fails_at = 3
+    with pipeline(model) as pipe, pytest.raises(KeyError, match="a failing layer"):
+        pipe.step(x, target=y)
+    assert head_of(model).calls == 3
+
+
+class Keeps(nn.Linear):
+    """Keeps a value of the batch, or one that depends on shapes alone."""
+
+    def __init__(self, *, of_the_batch: bool) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.kept: Any = None
+        self.of_the_batch = of_the_batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.of_the_batch:
+            self.kept = x.detach().mean()
+        elif self.kept is None:
+            self.kept = torch.arange(x.size(1)), {"width": x.size(1)}
+        return super().forward(x)
+
+
+def test_an_attribute_of_two_stages_must_have_one_value() -> None:
+    x, y = batch()
+    shared = Keeps(of_the_batch=True)
+    message = "stage 1 wrote the attribute 'kept' of a Keeps, which is shared with an earlier"
+    with (
+        pipeline(nn.Sequential(shared, nn.Tanh(), shared)) as pipe,
+        pytest.raises(RuntimeError, match=message),
+    ):
+        pipe.step(x, target=y)
+
+
+def test_a_module_of_two_stages_may_fill_a_cache() -> None:
+    x, y = batch()
+    shared = Keeps(of_the_batch=False)
+    with pipeline(nn.Sequential(shared, nn.Tanh(), shared)) as pipe:
+        for _ in range(2):
+            pipe.step(x, target=y)
+    assert torch.equal(shared.kept[0], torch.arange(WIDTH))
+
+
+def test_references_of_recurrent_layers_are_to_their_own_weights() -> None:
+    """Their forwards renew them, in a copy as well."""
+    shared = Rows(WIDTH, WIDTH)
+    x, y = batch()
+    with pipeline(nn.Sequential(shared, nn.Tanh(), shared)) as pipe:
+        pipe.step(x, target=y)
+    (lstm,) = (module for module in shared.modules() if isinstance(module, nn.RNNBase))
+    for reference, weight in zip(lstm._flat_weight_refs, lstm._flat_weights, strict=True):
+        assert reference is not None
+        assert reference() is weight
