@@ -10,8 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pykern
+from tests.runtime.async_runs import pipeline as without_flush
 from tests.runtime.models import Rows
 from tests.runtime.tied_models import WIDTH, batch, pipeline
+
+
+def still(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.0)
 
 
 class Head(nn.Module):
@@ -139,6 +144,33 @@ def test_a_module_of_two_stages_may_fill_a_cache() -> None:
         for _ in range(2):
             pipe.step(x, target=y)
     assert torch.equal(shared.kept[0], torch.arange(WIDTH))
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream_2bw"])
+def test_versions_of_weights_keep_what_forwards_assign(schedule: str) -> None:
+    """The rate is 0, so that the weights are those of the plain model."""
+    x, y = batch()
+    heads = [Head(nn.Parameter(torch.randn(WIDTH, WIDTH))) for _ in range(2)]
+    plain = copy.deepcopy(heads)
+    with without_flush(nn.Sequential(*heads), schedule, 4, still) as pipe:
+        for _ in range(3):
+            pipe.step(x, target=y)
+            for part in x.split(2):
+                plain[1](plain[0](part))
+            # The first stage is never behind.
+            require_same(heads[0], plain[0])
+        pipe.flush()
+    require_same(heads[1], plain[1])
+
+
+def test_a_step_without_a_flush_that_fails_leaves_what_its_forwards_have_assigned() -> None:
+    x, y = batch()
+    heads = [Head(nn.Parameter(torch.randn(WIDTH, WIDTH))) for _ in range(2)]
+    heads[1].fails_at = 3
+    with without_flush(nn.Sequential(*heads), "pipedream", 4, still) as pipe:
+        with pytest.raises(KeyError, match="a failing layer"):
+            pipe.step(x, target=y)
+        assert heads[1].calls == 3
 
 
 def test_references_of_recurrent_layers_are_to_their_own_weights() -> None:

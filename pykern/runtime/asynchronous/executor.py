@@ -189,8 +189,9 @@ class AsyncExecutor(Executor):
 
     def _leave(self, error: BaseException | None) -> None:
         """Ends the part of the plan that ran. May be called twice."""
-        for stage in self._stages:
-            stage.layers = stage.originals
+        for versions in self.versions:
+            versions.take_back()
+            versions.stage.layers = versions.stage.originals
         if error is not None:
             self._drop()
             self._failures.note(

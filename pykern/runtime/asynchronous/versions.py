@@ -16,6 +16,7 @@ from torch import nn
 
 from ...torch_private import version_of
 from ..stage.layer_copies import Pairs, copy_layers, move_gradients
+from ..stage.own_attributes import CopiedAttributes
 from ..stage.stage import Run, Stage
 
 # Updates the originals from the gradients in their `.grad`.
@@ -31,12 +32,14 @@ class _InFlight:
         layers: the copies that its microbatches run.
         pairs: parameters of the stage, with the copies.
         buffers: the copied modules that have buffers, each with its buffers at the time of copying.
+        attributes: of the copied modules.
     """
 
     version: int
     layers: Sequence[nn.Module]
     pairs: Pairs
     buffers: Sequence[tuple[nn.Module, dict[str, object]]]
+    attributes: CopiedAttributes
 
     def require_whole(self, stage: int) -> None:
         """Raises RuntimeError if a forward has changed a copy in a way that other copies miss."""
@@ -73,6 +76,8 @@ class Versions:
         self._in_flight: dict[int, _InFlight] = {}
         self._num_left: dict[int, int] = {}
         self._sums: dict[int, Pairs] = {}
+        # The group whose forwards run, since groups follow each other.
+        self._running: _InFlight | None = None
 
     def begin(self) -> None:
         """Begins without microbatches in flight, and without gradients."""
@@ -85,7 +90,8 @@ class Versions:
             return
         number = slot // self._group
         if number not in self._in_flight:
-            self._in_flight[number] = self._copy()
+            self.take_back()
+            self._running = self._in_flight[number] = self._copy()
         in_flight = self._in_flight[number]
         self.stage.layers = in_flight.layers
         call(slot)
@@ -99,7 +105,11 @@ class Versions:
         if num_left > 0:
             self._num_left[number] = num_left
         elif number in self._in_flight:
-            self._sums[number] = self._in_flight.pop(number).pairs
+            done = self._in_flight.pop(number)
+            self._sums[number] = done.pairs
+            if done is self._running:
+                self.take_back()
+                self._running = None
 
     def update(self, step: Update, slot: int) -> None:
         """Runs U: `step` updates the weights from the gradients that a group has collected.
@@ -136,8 +146,14 @@ class Versions:
                     "flight. Have a layer add it, or a hook of the parameter"
                 )
 
+    def take_back(self) -> None:
+        """Gives the layers the attributes that forwards of copies have assigned."""
+        if self._running is not None:
+            self._running.attributes.take_back()
+
     def end(self) -> None:
         """Lets go of everything in flight."""
+        self._running = None
         self._in_flight.clear()
         self._num_left.clear()
         self._sums.clear()
@@ -146,4 +162,5 @@ class Versions:
         layers, pairs = copy_layers(self.stage.originals, None, counted_apart=True)
         modules = [module for layer in layers for module in layer.modules() if module._buffers]
         buffers = [(module, dict[str, object](module._buffers)) for module in modules]
-        return _InFlight(self._newest, layers, pairs, buffers)
+        attributes = CopiedAttributes(self.stage.originals, layers)
+        return _InFlight(self._newest, layers, pairs, buffers, attributes)
