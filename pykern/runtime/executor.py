@@ -143,6 +143,7 @@ class Executor:
         # On CPUs, C++ `Workers` call these in the order of the plan's dependencies.
         failures = self.driver.run(program, actions, batch, traced=self.traced)
         self._failures.raise_first(failures, located)
+        self.replicas.finish()
         self.ties.finish()
 
     def leave(self) -> Halfway:
@@ -239,6 +240,7 @@ class Executor:
                 stage.name(flow.keywords)
             actions = self.replicas.put_together(self._callbacks)
             self._failures.raise_first(driver.run_flow(flow, actions), flow.located)
+            self.replicas.finish()
             self.ties.finish()
 
     def _refuse_flow(self) -> None:
@@ -271,6 +273,7 @@ class Executor:
         """Releases the step's objects. May be called twice; the next step works without it."""
         for stage in self._stages:
             stage.end()
+        self.replicas.let_go()
         self.ties.end()
         self.driver.end()
         for observer in self._observers:

@@ -11,6 +11,7 @@ from ..plan import Kind, Plan
 from ..tensors.trees import Call
 from .driver import Callbacks
 from .microbatch import to_device
+from .replica_attributes import ReplicaAttributes
 from .stage.replica import Replica
 from .stage.stage import Run, Stage
 from .stage.transport import connect
@@ -51,6 +52,8 @@ class Replicas:
         for replica in self.each:
             connect(replica)
         self.stages = [stage for replica in self.each for stage in replica]
+        # By stage, in a step of several replicas.
+        self._attributes: list[ReplicaAttributes] = []
 
     def actions(self) -> dict[Kind, list[Run]]:
         """The functions that run actions, by kind and stage."""
@@ -69,13 +72,31 @@ class Replicas:
 
         A call that a feature has wrapped stays: it calls the stage, which calls these functions.
         """
-        forwards = zip(self.stages, actions[Kind.F], strict=True)
+        pairs = zip(self.stages, actions[Kind.F], strict=True)
+        forwards = [of.bare_forward if run == of.forward else run for of, run in pairs]
+        if len(self.each) > 1:
+            forwards = self._watched(forwards)
         backwards = zip(self.stages, actions[Kind.B], strict=True)
         return {
             **actions,
-            Kind.F: [of.bare_forward if run == of.forward else run for of, run in forwards],
+            Kind.F: forwards,
             Kind.B: [of.bare_backward if run == of.backward else run for of, run in backwards],
         }
+
+    def _watched(self, forwards: Sequence[Run]) -> list[Run]:
+        """The functions of F, each with a look at what it assigns."""
+        self._attributes = [ReplicaAttributes(stages) for stages in zip(*self.each, strict=True)]
+        places = [(of, number) for number in range(len(self.each)) for of in self._attributes]
+        return [of.watched(number, run) for (of, number), run in zip(places, forwards, strict=True)]
+
+    def finish(self) -> None:
+        """Raises RuntimeError if replicas have assigned attributes in no fixed order."""
+        for attributes in self._attributes:
+            attributes.refuse()
+
+    def let_go(self) -> None:
+        """Releases all objects of the step."""
+        self._attributes = []
 
     @property
     def end(self) -> torch.device:

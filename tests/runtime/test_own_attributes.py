@@ -12,7 +12,9 @@ from torch import Tensor, nn
 import pykern
 from tests.runtime.async_runs import pipeline as without_flush
 from tests.runtime.models import Rows
+from tests.runtime.plans import two_replicas
 from tests.runtime.tied_models import WIDTH, batch, pipeline
+from tests.support.pipelines import planned
 
 
 def still(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -171,6 +173,107 @@ def test_a_step_without_a_flush_that_fails_leaves_what_its_forwards_have_assigne
         with pytest.raises(KeyError, match="a failing layer"):
             pipe.step(x, target=y)
         assert heads[1].calls == 3
+
+
+class Assigns(nn.Linear):
+    """Has replicas in which `assign` runs in each forward."""
+
+    def __init__(self, assign: Callable[[Any, Tensor], None]) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.kept: Any = None
+        self.number = 0
+        self.mean = torch.zeros(WIDTH)
+        self.assign = assign
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.assign(self, x)
+        return super().forward(x)
+
+
+def count_forwards(module: Any, _: Tensor) -> None:
+    module.number += 1
+
+
+def average(module: Any, x: Tensor) -> None:
+    module.mean = 0.9 * module.mean + 0.1 * x.detach().mean(0)
+
+
+def average_in_place(module: Any, x: Tensor) -> None:
+    module.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+
+
+def remember(module: Any, x: Tensor) -> None:
+    module.kept = x.detach()
+
+
+def decay(module: Any, _: Tensor) -> None:
+    module.mean = module.mean + 1
+
+
+def fill_a_cache(module: Any, x: Tensor) -> None:
+    """As rotary embeddings do."""
+    if x.size(1) > module.number:
+        module.number = x.size(1)
+        module.kept = torch.arange(x.size(1)).cos(), torch.arange(x.size(1)).sin()
+
+
+def note_shape(module: Any, x: Tensor) -> None:
+    module.number, module.kept = x.size(1), {"shape": list(x.shape), "dtype": x.dtype}
+
+
+REFUSED = [
+    (count_forwards, "assigns the attribute '1.number'"),
+    (average, "assigns the attribute '1.mean'"),
+    (average_in_place, "writes into the attribute '1.mean'"),
+    (remember, "assigns the attribute '1.kept'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("assign", "what", "num_microbatches"),
+    [
+        *((*case, number) for case in REFUSED for number in (2, 4, 6)),
+        # One forward of each replica could be one that fills a cache.
+        *((decay, "assigns the attribute '1.mean'", number) for number in (4, 6)),
+    ],
+)
+def test_attributes_that_forwards_of_replicas_assign_are_refused(
+    assign: Any, what: str, num_microbatches: int
+) -> None:
+    x, y = batch(12)
+    layers = [nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Tanh(), Assigns(assign))]
+    message = f"stage 1 {what} of its layer 0, which replicas would do in no fixed"
+    with planned(layers, two_replicas(2, num_microbatches)) as pipe:
+        with pytest.raises(RuntimeError, match=message):
+            pipe.step(x, target=y)
+        with pytest.raises(RuntimeError, match="of its layer 0, which replicas"):
+            pipe(x)
+        # One row is one microbatch, of the first replica, which runs the layers themselves.
+        pipe.step(x[:1], target=y[:1])
+
+
+@pytest.mark.parametrize("assign", [fill_a_cache, note_shape])
+def test_replicas_may_assign_one_value(assign: Any) -> None:
+    last = Assigns(assign)
+    layers = [nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Tanh(), last)]
+    with planned(layers, two_replicas(2, 4)) as pipe:
+        for rows in (12, 8, 12):
+            x, y = batch(rows)
+            assert pipe.step(x, target=y).isfinite()
+            assert list(pipe.stream([x, x]))
+    assert last.number == WIDTH
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+def test_weight_norm_of_hooks_runs_in_replicas() -> None:
+    """Its hook assigns the weight of each forward, which is the same in all."""
+    layers = [nn.Linear(WIDTH, WIDTH), nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH))]
+    x, y = batch()
+    with planned(layers, two_replicas(2, 4)) as pipe:
+        optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1)
+        for _ in range(2):
+            assert pipe.step(x, target=y).isfinite()
+            optimizer.step()
 
 
 def test_references_of_recurrent_layers_are_to_their_own_weights() -> None:

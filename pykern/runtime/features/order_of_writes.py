@@ -11,7 +11,7 @@ from weakref import WeakMethod
 from torch import nn
 
 from ...plan import Kind
-from ..recompute.buffers import Buffers, BufferVersions, Names, modules_in, names_in
+from ..recompute.buffers import Buffers, BufferVersions, Names, modules_in, name_in, names_in
 from ..stage.settings import Settings
 from ..stage.stage import Run, Stage
 from .feature import Feature, Made
@@ -149,12 +149,7 @@ class _Writes:
     def _named(self, written: Names) -> str:
         """The first of some buffers, for a message."""
         number, name = written[0]
-        for place, layer in enumerate(self._stage.originals):
-            for path, module in layer.named_modules():
-                if module is self._modules[number]:
-                    full = f"{path}.{name}" if path else name
-                    return f"the buffer {full!r} of its layer {place}"
-        return f"the buffer {name!r}"
+        return f"the buffer {name_in(self._stage.originals, self._modules[number], name)}"
 
 
 def _buffers_of(stage: Stage) -> tuple[Sequence[nn.Module], Names]:

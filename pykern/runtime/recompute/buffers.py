@@ -29,6 +29,16 @@ def names_in(modules: Sequence[nn.Module]) -> Names:
     return [(number, name) for number, of_module in enumerate(names) for name in of_module]
 
 
+def name_in(layers: Sequence[nn.Module], module: nn.Module, name: str) -> str:
+    """The name of a buffer or attribute of a module in some layers of a stage, for a message."""
+    for place, layer in enumerate(layers):
+        for path, other in layer.named_modules():
+            if other is module:
+                full = f"{path}.{name}" if path else name
+                return f"{full!r} of its layer {place}"
+    return f"{name!r}"
+
+
 def _at(buffers: Mapping[str, Tensor | None], name: str) -> Tensor | None:
     """A buffer of a module, if it has one of this name; those of TorchScript have no `get`."""
     return buffers[name] if name in buffers else None  # noqa: SIM401 - see above

@@ -43,6 +43,15 @@ class OwnAttributes:
             if one is not other and not _refers(one) and not _refers(other)
         ]
 
+    def tensors(self) -> list[tuple[AttributePlace, Tensor]]:
+        """The attributes that were tensors when this object was made."""
+        return [
+            ((number, name), value)
+            for number, then in enumerate(self._then)
+            for name, value in then.items()
+            if isinstance(value, Tensor)
+        ]
+
     def then(self, place: AttributePlace) -> Any:
         """The value of an attribute when this object was made; MISSING without it."""
         number, name = place
