@@ -23,15 +23,18 @@ from ..torch_private import (
 )
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
+# Their dtypes on a thread that has set no others.
+_USUAL_DTYPES = (torch.bfloat16, torch.float16)
 
 
 class CallerState:
     """A snapshot of the calling thread. A worker calls it to apply the state; returns the undo.
 
     The snapshot has grad mode, inference mode, autocast, the top pair of saved-tensor hooks, and
-    function and dispatch modes (`torch.device` as a context is one). It also has the interceptor of
-    random draws of a stage around the call. The C++ executor carries contextvars. torch's intra-op
-    threads are divided among the workers; each worker gets at least one.
+    function and dispatch modes (`torch.device` as a context is one). Autocast has a dtype where it
+    is off as well, which the autocasts of layers take over. The snapshot also has the interceptor
+    of random draws of a stage around the call. The C++ executor carries contextvars. torch's
+    intra-op threads are divided among the workers; each worker gets at least one.
 
     Attributes:
         has_grad_alone: whether the thread has nothing of all that but its grad mode.
@@ -49,6 +52,7 @@ class CallerState:
             for device in _AUTOCAST_DEVICES
             if torch.is_autocast_enabled(device)
         ]
+        self.autocast_dtypes = _autocast_dtypes()
         self.saved_tensors_hooks = top_hooks()
         self.saved_tensors_disabled = hooks_refused()
         self.function_modes = function_modes()
@@ -58,6 +62,7 @@ class CallerState:
         self.has_grad_alone = self.saved_tensors_disabled is None and not (
             self.inference
             or self.autocast
+            or self.autocast_dtypes != _USUAL_DTYPES
             or self.saved_tensors_hooks
             or self.function_modes
             or self.dispatch_modes
@@ -77,6 +82,8 @@ class CallerState:
             stack.callback(set_grad, grad)
             if self.inference:
                 stack.enter_context(torch.inference_mode())
+            stack.callback(_set_autocast_dtypes, _autocast_dtypes())
+            _set_autocast_dtypes(self.autocast_dtypes)
             for device, dtype, cache in self.autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=cache))
             if self.saved_tensors_hooks is not None:
@@ -105,3 +112,12 @@ class CallerState:
         """
         if self.changed_threads:
             torch.set_num_threads(self._callers_threads)
+
+
+def _autocast_dtypes() -> tuple[torch.dtype, ...]:
+    return torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")
+
+
+def _set_autocast_dtypes(dtypes: tuple[torch.dtype, ...]) -> None:
+    for device, dtype in zip(_AUTOCAST_DEVICES, dtypes, strict=True):
+        torch.set_autocast_dtype(device, dtype)

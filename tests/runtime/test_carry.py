@@ -1,8 +1,8 @@
 """State that torch keeps per thread reaches the workers, and does not stay there."""
 
 import contextvars
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -52,6 +52,22 @@ class CountOps(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@contextmanager
+def autocast_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_autocast_dtype("cpu")
+    torch.set_autocast_dtype("cpu", dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_dtype("cpu", before)
+
+
+def dtype_within() -> torch.dtype:
+    """The type in which an autocast of a layer computes that names no type."""
+    with torch.autocast("cpu"):
+        return torch.mm(torch.ones(1, 1, device="cpu"), torch.ones(1, 1, device="cpu")).dtype
+
+
 def hooks() -> AbstractContextManager[None]:
     return torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x)
 
@@ -60,6 +76,14 @@ STATES: dict[str, tuple[Callable[[], AbstractContextManager[Any]], Callable[[Ten
     "autocast": (
         lambda: torch.autocast("cpu", dtype=torch.bfloat16),
         lambda y: (y.dtype, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+    ),
+    "the dtype of an autocast that is off": (
+        lambda: torch.autocast("cpu", dtype=torch.float16, enabled=False),
+        lambda _: dtype_within(),
+    ),
+    "autocast's dtype that the caller has set": (
+        lambda: autocast_dtype(torch.float16),
+        lambda _: dtype_within(),
     ),
     "saved-tensor hooks": (
         hooks,

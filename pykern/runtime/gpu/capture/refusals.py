@@ -164,7 +164,7 @@ def signature(batch: Batch, stages: Sequence[Stage]) -> tuple[Any, ...] | None:
     leaves, spec = flatten((batch.inputs, batch.target))
     described = (*map(_described, leaves), getattr(batch.finish, "scale", None) is not None)
     settings = tuple(stage.settings for stage in stages)
-    modes = tuple(caller.autocast), bool(has_any_global_hook())
+    modes = tuple(caller.autocast), caller.autocast_dtypes, bool(has_any_global_hook())
     forms = _forms(batch)
     return described, spec, tuple(batch.rows), modes, forms, settings
 
