@@ -48,6 +48,11 @@ class ReplicaAttributes:
 
         return forward
 
+    @property
+    def are_complete(self) -> bool:
+        """Whether each replica has run a forward."""
+        return all([one.first is not None for one in self._each])
+
     def refuse(self) -> None:
         """Raises RuntimeError if forwards of the step assigned an attribute in no fixed order."""
         ran = [one for one in self._each if one.first is not None]

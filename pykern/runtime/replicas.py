@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from .driver import Callbacks
 from .microbatch import to_device
 from .replica_attributes import ReplicaAttributes
 from .stage.replica import Replica
+from .stage.settings import Settings
 from .stage.stage import Run, Stage
 from .stage.transport import connect
 
@@ -52,8 +54,10 @@ class Replicas:
         for replica in self.each:
             connect(replica)
         self.stages = [stage for replica in self.each for stage in replica]
-        # By stage, in a step of several replicas.
+        # By stage, in a step of several replicas whose forwards are watched.
         self._attributes: list[ReplicaAttributes] = []
+        # The settings of layers in the last such step: with these, forwards are known.
+        self._watched_settings: list[Settings | None] = []
 
     def actions(self) -> dict[Kind, list[Run]]:
         """The functions that run actions, by kind and stage."""
@@ -74,7 +78,7 @@ class Replicas:
         """
         pairs = zip(self.stages, actions[Kind.F], strict=True)
         forwards = [of.bare_forward if run == of.forward else run for of, run in pairs]
-        if len(self.each) > 1:
+        if len(self.each) > 1 and not self._is_known():
             forwards = self._watched(forwards)
         backwards = zip(self.stages, actions[Kind.B], strict=True)
         return {
@@ -82,6 +86,10 @@ class Replicas:
             Kind.F: forwards,
             Kind.B: [of.bare_backward if run == of.backward else run for of, run in backwards],
         }
+
+    def _is_known(self) -> bool:
+        known = self._watched_settings
+        return len(known) > 0 and all(map(is_, [stage.settings for stage in self.stages], known))
 
     def _watched(self, forwards: Sequence[Run]) -> list[Run]:
         """The functions of F, each with a look at what it assigns."""
@@ -93,6 +101,8 @@ class Replicas:
         """Raises RuntimeError if replicas have assigned attributes in no fixed order."""
         for attributes in self._attributes:
             attributes.refuse()
+        if self._attributes and all([each.are_complete for each in self._attributes]):
+            self._watched_settings = [stage.settings for stage in self.stages]
 
     def let_go(self) -> None:
         """Releases all objects of the step."""
