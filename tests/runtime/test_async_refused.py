@@ -193,6 +193,21 @@ def test_what_cannot_be_is_refused_before_anything_starts(
         make()
 
 
+def test_parameters_that_an_optimizer_gets_later_must_be_of_the_model() -> None:
+    x, y = batch()
+    with four() as pipe:
+        pipe.step(x, target=y)
+        pipe.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+        message = "optimizer must have parameters of the model alone, got another in group 1"
+        with pytest.raises(ValueError, match=message):
+            pipe.step(x, target=y)
+        with pytest.raises(ValueError, match=message):
+            pipe.flush()
+        del pipe.optimizer.param_groups[1]
+        pipe.step(x, target=y)
+        assert pipe.flush() is not None
+
+
 def test_a_pipeline_takes_no_optimizer() -> None:
     options: dict[str, Any] = {"optimizer": OPTIMIZERS["SGD"], "microbatches": 4}
     with pytest.raises(TypeError, match=r"optimizer must be left out .* pykern.AsyncPipeline"):

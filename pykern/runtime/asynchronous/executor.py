@@ -7,7 +7,7 @@ from functools import partial
 from operator import is_
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ... import _C
@@ -21,7 +21,7 @@ from ..executor import Executor
 from ..loss import Losses
 from ..stage.settings import Settings
 from ..stage.stage import Ends, Run, Stage
-from .optimizers import StageOptimizer, stepped
+from .optimizers import StageOptimizer, refuse_foreign, stepped
 from .refusals import refuse_shared
 from .seeds import BatchSeed, SlotSeeds
 from .versions import Versions
@@ -66,10 +66,9 @@ class AsyncExecutor(Executor):
     def update_by(self, optimizer: Optimizer) -> None:
         """Sets the optimizer that changes the weights."""
         self._optimizer = optimizer
-        self._updaters = [
-            StageOptimizer(optimizer, {p for layer in stage.originals for p in layer.parameters()})
-            for stage in self._stages
-        ]
+        layers = [nn.ModuleList(stage.originals) for stage in self._stages]
+        self._updaters = [StageOptimizer(optimizer, each.parameters()) for each in layers]
+        self._known = {id(p) for each in layers for p in each.parameters()}
 
     @property
     def in_flight(self) -> bool:
@@ -264,6 +263,7 @@ class AsyncExecutor(Executor):
         ]
 
     def _require_untouched(self) -> None:
+        refuse_foreign(self._optimizer, self._known)
         if any(module.training != mode for module, mode in self._modes):
             raise RuntimeError(
                 "train() or eval() was called with microbatches in flight, which would run in "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import torch
@@ -35,13 +35,23 @@ def make_optimizer(make: MakeOptimizer, parameters: Iterable[nn.Parameter]) -> O
             "optimizer must step parameters one by one, got LBFGS, which calls the model again "
             "for each step. Use another optimizer"
         )
-    ids = {id(parameter) for parameter in known}
-    for number, group in enumerate(optimizer.param_groups):
-        if any(id(parameter) not in ids for parameter in group["params"]):
-            raise ValueError(
-                f"optimizer must have parameters of the model alone, got another in group {number}"
-            )
+    refuse_foreign(optimizer, {id(parameter) for parameter in known})
     return optimizer
+
+
+def refuse_foreign(optimizer: Optimizer, known: Set[int]) -> None:
+    """Raises ValueError if the optimizer has a parameter that no stage would step.
+
+    Args:
+        optimizer: of all stages.
+        known: the ids of all stages' parameters.
+    """
+    for number, group in enumerate(optimizer.param_groups):
+        if any(id(parameter) not in known for parameter in group["params"]):
+            raise ValueError(
+                "optimizer must have parameters of the model alone, got another in group "
+                f"{number}. Remove it there, or make the pipeline of a model that has it"
+            )
 
 
 class StageOptimizer:
