@@ -1,4 +1,4 @@
-"""What modules hold in attributes, to be put back after a run that has written there."""
+"""The contents of modules' attributes, to be put back after a run that has written there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .values import PLAIN
 
 # How many objects lie between a module and what is copied.
 _DEPTH = 4
-# What is in larger dicts and lists, such as vocabularies, is not looked at.
+# Nothing in larger dicts and lists, such as vocabularies, is looked at.
 _MOST = 1000
 # How many entries are looked at below one attribute.
 _MOST_BELOW = 10_000
@@ -61,7 +61,7 @@ def _is_machinery(module: nn.Module) -> bool:
     return any(f"{kind.__module__}.".startswith(_MACHINERY) for kind in type(module).__mro__)
 
 
-class Contents:
+class HeldContents:
     """The attributes of modules and parameters, and what is in these, as it is now.
 
     In attributes are dicts, lists, sets and the like, tensors, arrays and objects of the user's
@@ -187,7 +187,7 @@ def _put_attributes(attributes: dict[str, Any], before: Mapping[str, Any]) -> No
 
 
 def _entries(kind: type[Any], thing: Any) -> list[Any]:
-    """Of a dict, keys and values in turn."""
+    """The entries of a container; keys and values of a dict in turn."""
     return list(
         chain.from_iterable(kind.items(thing)) if kind in _MAPPINGS else kind.__iter__(thing)
     )
@@ -211,8 +211,8 @@ def _put_array(array: Any, before: Any) -> None:
 
 
 def _put_tensor(tensor: Tensor, before: Tensor, version: int | None) -> None:
-    # What nothing has written may be memory that cannot be written, such as that of a file. On a
-    # GPU the comparison would wait.
+    # Memory that nothing has written may be such that nothing can, as that of a file. On a GPU
+    # the comparison would wait.
     is_plain = type(tensor) is Tensor and tensor.device.type == "cpu"
     if is_plain and version_of(tensor) == version and torch.equal(tensor, before):
         return

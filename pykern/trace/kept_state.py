@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import _C
 from ..modes import random_states, set_states
-from .contents import Contents, holders_of
+from .contents import HeldContents, holders_of
 from .generators import Generators
 
 
@@ -38,7 +38,7 @@ class KeptState:
         modules = list(modules)
         buffers = [held for each in modules for held in each._buffers.values() if held is not None]
         holders = [holder for holder in holders_of(modules) if holder not in settled]
-        self._contents = Contents(holders, [*buffers, *tensors])
+        self._contents = HeldContents(holders, [*buffers, *tensors])
         self._numbers = random_states(devices)
         self.generators = Generators(modules)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from math import ceil
+from math import ceil, inf
 from statistics import mean, median
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ..plan.shares import Shares
+from ..runtime.features.order_of_writes import WrittenInReplicas
 from ..schedules import by_name
 from ..sizes.parameters import state_bytes
 from ..sizes.with_values import WithValues
@@ -181,10 +182,30 @@ def _action_ns(forms: Sequence[Rounds], coarse: Rounds, kind: str, size: int) ->
 
 
 def _of_replicas(asked: Asked, beside: Overheads) -> tuple[tuple[float, ...], float]:
-    """By unit, the time to sum another replica's gradients; and a replica's part of a step."""
+    """By unit, the time to sum another replica's gradients; and a replica's part of a step.
+
+    That is infinite where a model cannot have replicas, which may show in a step only.
+    """
+    unknown = (0.0,) * len(asked.units.names)
+    if asked.num_devices == 1:
+        return unknown, 0.0
+    if not asked.can_have_replicas:
+        return unknown, inf
+    try:
+        seen = _seen_of_replicas(asked, beside)
+    except WrittenInReplicas:
+        return unknown, inf
+    # Replicas on one core show no times of their own.
+    return seen if asked.num_cores > 1 else (unknown, 0.0)
+
+
+def _seen_of_replicas(asked: Asked, beside: Overheads) -> tuple[tuple[float, ...], float]:
+    """The same, from steps of two replicas.
+
+    Raises:
+        WrittenInReplicas: a forward writes to a buffer.
+    """
     num_units = len(asked.units.names)
-    if asked.num_cores == 1 or not asked.can_have_replicas:
-        return (0.0,) * num_units, 0.0
     plan = by_unit(by_name["gpipe"](1, 1), [range(num_units)])
     plan = Shares(2, 2, 2).side_by_side(plan)
     (args, kwargs), target = asked.batch(2)

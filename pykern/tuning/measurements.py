@@ -42,7 +42,8 @@ class Measurements:
         handover_ns: by size, the time from an action to one on another device that waits for it.
         step_ns: the time of a step before its first action and after its last.
         setup_ns: the part of step_ns that every action adds.
-        replica_ns: the part of step_ns that every further replica adds.
+        replica_ns: the part of step_ns that every further replica adds; infinite where the model
+            cannot have any.
         cores: the number of devices that compute at once.
         speeds: by size, of each device while one, two, ... of them compute; the times are of speed
             1. Short actions lose more of their speed, since devices share the interpreter's lock.
@@ -149,7 +150,8 @@ class Measurements:
 
     def outside_ns(self, num_actions: int, replicas: int) -> float:
         """The time of a step before its first action and behind its last, in nanoseconds."""
-        return self.step_ns + self.setup_ns * num_actions + self.replica_ns * (replicas - 1)
+        of_replicas = self.replica_ns * (replicas - 1) if replicas > 1 else 0.0
+        return self.step_ns + self.setup_ns * num_actions + of_replicas
 
     def weights_of(self, spans: Sequence[range]) -> list[float]:
         """By stage, the bytes that are held all the time."""

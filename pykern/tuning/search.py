@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from math import ceil
+from math import ceil, isfinite
 from typing import cast
 
 from ..budget.fit import fit
@@ -61,6 +61,7 @@ class ProposalSearch:
     ) -> None:
         self._measured, self._rows, self._memory = measured, rows, memory
         self._num_devices = num_devices
+        replicated = replicated and isfinite(measured.replica_ns)
         self._stages = StageLevels(measured)
         self._shares = [
             shares

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..trace.contents import Contents, holders_of
+from ..trace.contents import HeldContents, holders_of
 from ..trace.sources import everyones
 
 
@@ -30,7 +30,7 @@ class Snapshot:
     ) -> None:
         buffers = [held for module in modules for held in module._buffers.values()]
         tensors = [*(held for held in buffers if held is not None), *batch]
-        self._contents = Contents(holders_of(modules), tensors)
+        self._contents = HeldContents(holders_of(modules), tensors)
         drawn = {*generators, *held_generators(modules)}
         self._generators = [(one, one.get_state()) for one in drawn]
         self._others = [(source, source.get()) for source in everyones()]

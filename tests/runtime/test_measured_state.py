@@ -111,7 +111,7 @@ def test_a_pipeline_that_is_made_leaves_the_model_as_it_was(
     assert photo(model) == before
 
 
-# What measures a pipeline between two of its steps.
+# Measurements of a pipeline between two of its steps.
 MEASURED: dict[str, Callable[[pykern.Pipeline], object]] = {
     "profile": lambda pipe: pipe.profile(x(), target=x(), steps=1),
     "memory": lambda pipe: pipe.memory(x(), target=x()),
@@ -132,6 +132,8 @@ def test_a_measured_pipeline_goes_on_as_it_was(way: str, kind: Callable[[], nn.M
 
 def test_what_a_kernel_adds_to_is_as_before() -> None:
     class Head(nn.Linear):
+        weight: Any
+
         def forward(self, x: Tensor) -> Tensor:
             y = super().forward(x)
             y.register_hook(self.add)

@@ -1,4 +1,4 @@
-"""What modules hold in attributes is put back, in the same objects."""
+"""The contents of modules' attributes are put back, in the same objects."""
 
 import random
 import threading
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pykern.trace import Traced, contents
-from pykern.trace.contents import Contents, holders_of
+from pykern.trace.contents import HeldContents, holders_of
 from pykern.trace.kept_state import KeptState
 
 WIDTH = 4
@@ -47,6 +47,9 @@ def set_recent(held: OrderedDict[str, int]) -> None:
 class Stateful(nn.Module):
     """Keeps something, and changes it in each forward."""
 
+    buffer: Tensor
+    other: Any
+
     def __init__(self, kept: Any, change: Callable[[Any], object]) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
@@ -71,7 +74,7 @@ class Around(nn.Module):
         return y
 
 
-# What is kept, and how a forward changes it.
+# A value that is kept, and how a forward changes it.
 CHANGES: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "tensor": (torch.zeros(2), lambda kept: kept.add_(1)),
     "tensor, by data": (torch.zeros(2), lambda kept: kept.data.fill_(1)),
@@ -126,7 +129,7 @@ def test_the_change_is_one() -> None:
     for kept, change in CHANGES.values():
         before = shown(kept)
         holders = holders_of([Stateful(kept, change)])
-        state = Contents(holders)
+        state = HeldContents(holders)
         change(kept)
         assert shown(kept) != before
         for _ in range(2):
@@ -139,23 +142,23 @@ def test_buffers_and_attributes_are_the_same_objects_again() -> None:
     buffer, kept = module.buffer, module.kept
     with KeptState(module.modules()).kept():
         module.buffer = module.buffer + 1
-        buffer.sub_(1)  # type: ignore[operator]
+        buffer.sub_(1)
         module.kept, module.other = [1], 2
         kept.append(3)
     assert module.buffer is buffer
-    assert torch.equal(buffer, torch.zeros(2))  # type: ignore[arg-type]
+    assert torch.equal(buffer, torch.zeros(2))
     assert module.kept is kept
     assert kept == [0]
     assert not hasattr(module, "other")
 
 
 def test_all_generators_draw_the_same_again() -> None:
-    module = Stateful(torch.Generator(), lambda _: None)
-    module.of_numpy, module.of_python = np.random.default_rng(0), random.Random(0)
+    own = torch.Generator(), np.random.default_rng(0), random.Random(0)
+    module = Stateful(own, lambda _: None)
 
     def drawn() -> list[float]:
-        of_torch = torch.rand((), generator=module.kept).item()
-        others = module.of_numpy.random(), module.of_python.random()
+        of_torch = torch.rand((), generator=own[0]).item()
+        others = own[1].random(), own[2].random()
         return [torch.rand(()).item(), of_torch, random.random(), np.random.rand(), *others]
 
     with KeptState(module.modules()).kept():
@@ -168,7 +171,7 @@ def test_large_tables_and_data_are_not_copied(monkeypatch: pytest.MonkeyPatch) -
     words = {str(number): [number] for number in range(contents._MOST + 1)}
     data, small = torch.zeros(100), torch.zeros(2)
     module = Stateful([words, data, small], lambda _: None)
-    state = Contents(holders_of([module]))
+    state = HeldContents(holders_of([module]))
     words["0"].append(1)
     for tensor in (data, small):
         tensor.add_(1)
@@ -206,14 +209,14 @@ def test_odd_objects_are_left_alone() -> None:
     loop.append(loop)
     module = Stateful(loop, lambda _: None)
     before = list(loop)
-    Contents(holders_of([module])).put_back()
+    HeldContents(holders_of([module])).put_back()
     assert all(map(lambda now, then: now is then, loop, before))
 
 
 def test_a_cache_of_its_own_kind_is_put_back() -> None:
     cache = LeastRecent()
     OrderedDict.__setitem__(cache, "one", 1)
-    state = Contents(holders_of([Stateful(cache, lambda _: None)]))
+    state = HeldContents(holders_of([Stateful(cache, lambda _: None)]))
     cache["two"] = 2
     state.put_back()
     assert list(cache.items()) == [("one", 1)]

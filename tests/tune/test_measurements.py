@@ -69,7 +69,7 @@ def test_costs_are_on_the_line_through_two_sizes(rows: int) -> None:
 
 
 def test_measurements_are_read_as_they_were_written() -> None:
-    found = measurements([10.0, 20.0], crowded_ns=5.0)
+    found = measurements([10.0, 20.0], crowded_ns=5.0, replica_ns=float("inf"))
     assert Measurements.from_json(found.to_json()) == found
 
 

@@ -1,6 +1,7 @@
 """The search, for measurements that are made up."""
 
 import itertools
+from math import inf, isfinite
 
 import pytest
 
@@ -81,6 +82,19 @@ def test_a_schedule_of_two_replicas_pays_for_the_second() -> None:
     one, other = (proposal.predicted_ns for proposal in found if proposal is not None)
     assert other - one == 1e6
     assert rows * plan.num_microbatches == 8
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_model_that_cannot_have_replicas_gets_no_plan_with_any(devices: int) -> None:
+    """Chimera's neither."""
+    best = searched(measurements(UNEVEN, replica_ns=inf), devices=devices, rows=16).best
+    assert {one.plan.placement.num_replicas for one in best} == {1}
+    assert all(isfinite(one.predicted_ns) for one in best)
+
+
+def test_nor_are_replicas_the_remedy_for_too_many_devices() -> None:
+    with pytest.raises(ValueError, match=r"devices must be at most 3, .* Use fewer devices"):
+        searched(measurements([10.0] * 3, replica_ns=inf), devices=4)
 
 
 def test_what_is_pruned_is_not_better(monkeypatch: pytest.MonkeyPatch) -> None:

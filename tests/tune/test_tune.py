@@ -130,6 +130,33 @@ def test_nothing_of_the_model_changes() -> None:
     assert not any(module.training for module in model.modules())
 
 
+class Averaging(nn.Linear):
+    """Keeps a mean of what it has seen, as no class of torch's does, and counts its calls."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return super().forward(x)
+
+
+def test_a_model_that_writes_a_buffer_has_no_replicas(tmp_path: Path) -> None:
+    last, path = Averaging(), tmp_path / "measured.json"
+    model = mlp().append(last)
+    # The second finds the measurements in the file.
+    for _ in range(2):
+        choice = tuned(model, resume=path)
+        assert {one.plan.placement.num_replicas for one in choice.proposals} == {1}
+        assert last.calls == 0
+        assert not last.mean.any()
+
+
 @pytest.mark.parametrize("make", [mlp, Net])
 def test_a_saved_choice_makes_the_same_pipeline(make: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)

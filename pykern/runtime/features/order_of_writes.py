@@ -17,6 +17,10 @@ from ..stage.stage import Run, Stage
 from .feature import Feature, Made
 
 
+class WrittenInReplicas(RuntimeError):
+    """A forward writes to a buffer, which replicas would do in no fixed order."""
+
+
 class OrderOfWrites(Feature):
     """Refuses writes to buffers, such as running statistics, that have another order in a plan.
 
@@ -108,7 +112,7 @@ class _Writes:
         else:
             written = self._written(call, microbatch)
         if written and self._in_replicas:
-            raise RuntimeError(
+            raise WrittenInReplicas(
                 f"stage {self._stage.index} writes to {self._named(written)} in a forward, which "
                 "replicas would do in no fixed order. Use a schedule and a pipeline without "
                 "replicas"
