@@ -131,7 +131,10 @@ class Steps(Measured):
                 )
             mapped = Mapped(function)
             step = partial(self._step, (inputs, named), target, scaler, mapped.loss, mapped)
-            self._features.within(scaler, step)
+            try:
+                self._features.within(scaler, step)
+            finally:
+                mapped.end()
             return [mapped.results[number] for number in sorted(mapped.results)]
 
     def _step(

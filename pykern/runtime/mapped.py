@@ -40,6 +40,10 @@ class Mapped:
         """The factor of all gradients; None for 1."""
         return self.losses.scale
 
+    def end(self) -> None:
+        """Lets go of the losses, which refer back to this object, and hold the targets."""
+        vars(self).pop("losses", None)
+
     def loss(self, output: Any, *target: Any) -> Any:
         """The loss of a microbatch. Other values that the function returns are kept."""
         found = self.function(output, *target)

@@ -1,6 +1,7 @@
 """`pipe.map`: a loss of each call, with the bits and the memory of a step."""
 
 import copy
+import gc
 import re
 import weakref
 from collections.abc import Callable
@@ -106,6 +107,26 @@ def test_the_memory_is_that_of_the_plan(schedule: str, most: int) -> None:
     with planned(model(), plan, loss_fn=None) as pipe:
         pipe.map(function, batch(16)[0])
     assert max(counts) == most
+
+
+def test_a_call_leaves_nothing_to_the_garbage_collector() -> None:
+    x, y = batch()
+    with planned(model(), schedules.one_f_one_b(2, 4), None) as pipe:
+        pipe.map(loss_and_more, x, target=y)
+
+        def call() -> weakref.ref[Any]:
+            def function(output: Tensor, target: Tensor) -> Tensor:
+                return F.mse_loss(output, target)
+
+            pipe.map(function, x, target=y)
+            return weakref.ref(function)
+
+        gc.collect()
+        gc.disable()
+        try:
+            assert call()() is None
+        finally:
+            gc.enable()
 
 
 def test_a_fault_of_the_function_is_the_callers() -> None:
