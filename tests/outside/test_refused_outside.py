@@ -57,7 +57,7 @@ class Writes(dict[str, Any]):
 
 def test_a_call_that_is_refused_leaves_the_parameters_of_a_running_step_in_place() -> None:
     layers = model()
-    linear = layers[0][0]
+    linear = layers.get_submodule("0.0")
     writes = linear._parameters = Writes(linear._parameters)
     with pipeline(layers) as pipe:
         y = pipe(batch())

@@ -132,7 +132,7 @@ def in_an_attribute(*, of_a_method: bool) -> tuple[Any, Callable[[], None]]:
     return held.__call__ if of_a_method else held, lambda: setattr(held, "rate", 0.5)
 
 
-def require_the_draws(pipe: Any, plain: nn.Module, loss: Any) -> None:
+def require_the_draws(pipe: Any, plain: nn.Sequential, loss: Any) -> None:
     """A step with a loss that is given with the batch has the random numbers of the plain model."""
     x, y = torch.randn(4, 6), torch.randn(4, 6)
     torch.manual_seed(2)
