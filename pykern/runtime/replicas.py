@@ -72,18 +72,21 @@ class Replicas:
         }
 
     def put_together(self, actions: dict[Kind, list[Run]]) -> Callbacks:
-        """The same functions, with F and B as the stages have put them together for this step.
+        """The same functions, with F, R and B as the stages have put them together for this step.
 
         A call that a feature has wrapped stays: it calls the stage, which calls these functions.
         """
-        pairs = zip(self.stages, actions[Kind.F], strict=True)
-        forwards = [of.bare_forward if run == of.forward else run for of, run in pairs]
+        stages = self.stages
+        forwards, again, backwards = (
+            list(zip(stages, actions[kind], strict=True)) for kind in (Kind.F, Kind.R, Kind.B)
+        )
+        runs = [of.bare_forward if run == of.forward else run for of, run in forwards]
         if len(self.each) > 1 and not self._is_known():
-            forwards = self._watched(forwards)
-        backwards = zip(self.stages, actions[Kind.B], strict=True)
+            runs = self._watched(runs)
         return {
             **actions,
-            Kind.F: forwards,
+            Kind.F: runs,
+            Kind.R: [of.bare_recompute if run == of.recompute else run for of, run in again],
             Kind.B: [of.bare_backward if run == of.backward else run for of, run in backwards],
         }
 

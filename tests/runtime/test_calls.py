@@ -183,7 +183,7 @@ DROPOUT = [22, 13, 16]
             pairs,
             "B",
             {"recompute": "stage"},
-            {"F": [10, 10, 6], "B": [4, 4, 2], "R": [7, 7, 0]},
+            {"F": [4, 4, 6], "B": [3, 3, 2], "R": [2, 2, 0]},
             id="recompute stage",
         ),
         pytest.param(
@@ -206,7 +206,7 @@ DROPOUT = [22, 13, 16]
             pairs_of_constants,
             "B",
             {"recompute": "stage"},
-            {"F": [19, 19, 10], "B": [5, 5, 3], "R": [7, 7, 0]},
+            {"F": [13, 13, 10], "B": [4, 4, 3], "R": [2, 2, 0]},
             id="recompute stage with constant buffers",
         ),
         pytest.param(

@@ -24,8 +24,12 @@ _NOTHING = nullcontext()
 # The layers of a stage, then the end of its F, which returns the tensors that backward starts from.
 # Each call gets the returned value of the call before.
 Calls = Sequence[Callable[..., Any]]
-# The shapes and types of tensors.
-Described = list[tuple[torch.Size, torch.dtype]]
+# The shape and type of a tensor, or those of several.
+One = tuple[torch.Size, torch.dtype]
+Described = One | list[One]
+# A microbatch whose graph R makes in one piece, by the layers alone, with nothing to restore: the
+# argument, the number of writes to it, and the outputs of F.
+OneGraph = tuple[Tensor, int, Described]
 
 
 def run(calls: Calls, arguments: tuple[Any, ...]) -> Any:
@@ -94,7 +98,7 @@ class Cell:
         # The end returns the tensors that backward starts from, not a value.
         is_last = len(self._cuts) == len(self._segments) - 1
         behind = Cut(None, value, ()) if is_last else cut(value)
-        self._outputs.append(_described(behind.outputs))
+        self._outputs.append(described(behind.outputs))
         if not segment.keeps:
             behind.outputs = ()
         self._begins.append(begins)
@@ -132,7 +136,7 @@ class Cell:
         if segment.keeps or behind.outputs:
             return
         if number == 0 and _writes_to(arguments) != self._writes:
-            raise _written()
+            raise written()
         which = segment.calls
         if self._buffers.is_empty and not (self._begins[number] or seeds.are_provided()):
             value = run(calls[which.start : which.stop], arguments)
@@ -142,43 +146,8 @@ class Cell:
                 value = run(calls[which.start : which.stop], arguments)
         is_last = number == len(self._segments) - 1
         behind.outputs = value if is_last else cut(value).outputs
-        if (now := _described(behind.outputs)) != self._outputs[number]:
-            raise _another(segment, now, self._outputs[number])
-
-
-class OneGraph:
-    """A microbatch whose graph R makes in one piece, by its layers alone, with nothing to restore.
-
-    Args:
-        argument: of the first layer, as R will need it.
-        segment: all calls.
-        outputs: of F, whose graph is not kept.
-    """
-
-    __slots__ = ("_argument", "_outputs", "_segment", "_writes")
-    is_whole = True
-
-    def __init__(
-        self, argument: Tensor, segment: RecomputeSegment, outputs: Sequence[Tensor]
-    ) -> None:
-        self._argument: Tensor | None = argument
-        self._writes = version_of(argument)
-        self._segment = segment
-        self._outputs = _described(outputs)
-
-    def take(self) -> Tensor | None:
-        """The argument, which is released; None where no output has a backward."""
-        argument, self._argument = self._argument, None
-        if argument is None or not self._outputs:
-            return None
-        if version_of(argument) != self._writes:
-            raise _written()
-        return argument
-
-    def require_same(self, outputs: Sequence[Tensor]) -> None:
-        """Raises RuntimeError if the outputs of R differ from those of F."""
-        if (again := _described(outputs)) != self._outputs:
-            raise _another(self._segment, again, self._outputs)
+        if (now := described(behind.outputs)) != self._outputs[number]:
+            raise another(segment.calls, now, self._outputs[number])
 
 
 def _run_pieces(calls: Calls, segment: RecomputeSegment, arguments: tuple[Any, ...]) -> Any:
@@ -206,7 +175,7 @@ def _writes_to(arguments: tuple[Any, ...]) -> list[int]:
     return [version_of(tensor) for tensor in tensors_of(arguments)]
 
 
-def _written() -> RuntimeError:
+def written() -> RuntimeError:
     """The error of arguments that were written after F, as by a loss that changes the batch."""
     return RuntimeError(
         "the batch must stay as it is until recompute has read it again, got a write to it "
@@ -214,15 +183,18 @@ def _written() -> RuntimeError:
     )
 
 
-def _described(tensors: Sequence[Tensor]) -> Described:
-    """The shape and type of each tensor."""
+def described(tensors: Sequence[Tensor]) -> Described:
+    """The shapes and types of tensors."""
+    if len(tensors) == 1:
+        return tensors[0].shape, tensors[0].dtype
     return [(tensor.shape, tensor.dtype) for tensor in tensors]
 
 
-def _another(segment: RecomputeSegment, again: Described, before: Described) -> RuntimeError:
+def another(calls: range, again: Described, before: Described) -> RuntimeError:
     """The error of calls whose outputs differ from their outputs in F."""
-    now, then = ([(tuple(shape), dtype) for shape, dtype in one] for one in (again, before))
+    both = ([one] if isinstance(one, tuple) else one for one in (again, before))
+    now, then = ([(tuple(shape), dtype) for shape, dtype in each] for each in both)
     return RuntimeError(
-        f"calls {segment.calls} of a stage returned {now} that require grad when they were "
+        f"calls {calls} of a stage returned {now} that require grad when they were "
         f"recomputed, and {then} before. Such layers cannot be recomputed: leave out recompute"
     )

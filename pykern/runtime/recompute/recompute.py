@@ -14,9 +14,7 @@ from typing import Any, Literal, cast, get_args
 from torch import Tensor, nn
 
 from ...kernels import levels as kernels
-from ...kernels import seeds
 from ...tensors.trees import tensors_of
-from ...torch_private import top_hooks
 from ..autograd.cut import copies
 from ..random.compiled import Whole
 from ..random.eager import Begins, OwnState
@@ -49,24 +47,22 @@ class Recompute:
     Attributes:
         cells: by microbatch, what F has kept for R.
         left_alone: the buffers that the current F must not write, None without any.
-        calls: layers, and the calls of them that F has made in one graph.
     """
 
     def __init__(self) -> None:
         # The result of watching, by which of the inputs need gradients.
-        self._seen: dict[tuple[bool, ...], Seen] = {}
-        self._levels: Sequence[Level | None] = ()
+        self.seen: dict[tuple[bool, ...], Seen] = {}
+        self.levels: Sequence[Level | None] = ()
         self._compiled = False
         self.cells: dict[int, KeptMicrobatch] = {}
-        self.calls: tuple[Sequence[nn.Module], Calls] = (), ()
         # The layers of the last F, their modules, and by inputs the buffers that F leaves alone.
         self._layers: Sequence[nn.Module] | None = None
         self._modules: Sequence[nn.Module] = ()
         self._left_alone: dict[tuple[bool, ...], BufferVersions] = {}
         self.left_alone: BufferVersions | None = None
-        # Whether any microbatch of the step has a level, whether any is recomputed, and whether any
-        # has the level `stage`.
-        self.has_levels = self.in_use = self.by_stage = False
+        # Whether any microbatch of the step has a level, whether any is recomputed, whether any has
+        # the level `stage`, and whether any has a kernel level.
+        self.has_levels = self.in_use = self.by_stage = self.in_kernels = False
 
     def begin(
         self, levels: Sequence[Level | None], *, changed: bool, compiled: bool = False
@@ -80,47 +76,48 @@ class Recompute:
         """
         self._compiled = compiled
         # Most steps have no levels, and their actions then skip the lookup.
-        self._levels = levels if levels.count(None) < len(levels) else ()
-        self.has_levels = len(self._levels) > 0
-        self.in_use = any([level in INPUTS for level in self._levels])
-        self.by_stage = "stage" in self._levels
+        self.levels = levels if levels.count(None) < len(levels) else ()
+        self.has_levels = len(self.levels) > 0
+        self.in_use = any([level in INPUTS for level in self.levels])
+        self.by_stage = "stage" in self.levels
+        self.in_kernels = any([level in kernels.LEVELS for level in self.levels])
         if changed:
-            self._seen = {}
+            self.seen = {}
 
     def leave(self) -> dict[int, KeptMicrobatch]:
         """Returns the state that F has kept, for a backward in another step."""
-        left, self.cells = self.cells, {}
+        left = dict(self.cells)
+        self.cells.clear()
         return left
 
     def resume(self, cells: dict[int, KeptMicrobatch]) -> None:
         """Takes the state back, in the step that has the backward."""
-        self.cells = dict(cells)
+        self.cells.update(cells)
 
     def end(self) -> None:
         """Releases all objects of the step."""
         self.cells.clear()
-        self.calls = (), ()
         self._layers, self._modules, self._left_alone, self.left_alone = None, (), {}, None
 
     def twin(self) -> Recompute:
         """A new object that shares the results of watching."""
         twin = Recompute()
-        twin._seen = self._seen
+        twin.seen = self.seen
         return twin
 
     def has(self, microbatch: int) -> bool:
         """Whether the microbatch is recomputed."""
-        return bool(self._levels) and self._levels[microbatch] in INPUTS
+        return bool(self.levels) and self.levels[microbatch] in INPUTS
 
     def keeping(self, microbatch: int) -> AbstractContextManager[object]:
         """A context in which kernels use the microbatch's level, if that is a kernel level."""
         if not self.keeps(microbatch):
             return _NOTHING
-        return kernels.keeping(cast(kernels.KernelLevel, self._levels[microbatch]))
+        return kernels.keeping(cast(kernels.KernelLevel, self.levels[microbatch]))
 
     def keeps(self, microbatch: int) -> bool:
         """Whether the level of a microbatch is a kernel level."""
-        return bool(self._levels) and self._levels[microbatch] in kernels.LEVELS
+        return bool(self.levels) and self.levels[microbatch] in kernels.LEVELS
 
     def forward(
         self,
@@ -141,21 +138,21 @@ class Recompute:
             loss_fn: the loss of the last stage, which may have buffers as well.
             state: the random state of the action; None if F does not draw.
         """
-        by_layer = self._levels[microbatch] == "layer"
+        by_layer = self.levels[microbatch] == "layer"
         if len(arguments) == 1 and type(arguments[0]) is Tensor:
             needs: tuple[bool, ...] = (arguments[0].requires_grad,)
         else:
             needs = tuple(tensor.requires_grad for tensor in tensors_of(arguments))
-        seen = self._seen.get(needs)
+        seen = self.seen.get(needs)
         if seen is None:
             watch = Watch(arguments, reads=not self._compiled)
-            self.cells[microbatch], self._seen[needs] = _watched(
+            self.cells[microbatch], self.seen[needs] = _watched(
                 watch, calls, arguments, modules_in([*layers, loss_fn]), state, by_layer=by_layer
             )
             return
         kept = copies(arguments) if seen.overwrites else arguments
         if seen.has_buffers:
-            self._look(needs, seen, layers, loss_fn)
+            self.look(needs, seen, layers, loss_fn)
         buffers = Buffers(self._modules, seen.changed) if seen.changed else _NO_BUFFERS
         segments = seen.by_layer if by_layer else seen.by_stage
         cell = Cell(kept, segments, buffers, by_layer=by_layer)
@@ -164,7 +161,7 @@ class Recompute:
             self.require_left_alone(needs)
         self.cells[microbatch] = cell
 
-    def _look(
+    def look(
         self, needs: tuple[bool, ...], seen: Seen, layers: Sequence[nn.Module], loss_fn: object
     ) -> None:
         """Looks at the buffers as an F is about to find them."""
@@ -186,51 +183,26 @@ class Recompute:
         """
         assert self.left_alone is not None
         if written := self.left_alone.written():
-            self._seen[needs] = self._seen[needs].with_changed(written)
+            self.seen[needs] = self.seen[needs].with_changed(written)
             raise _not_kept(self._modules, written)
 
-    def whole(
-        self,
-        microbatch: int,
-        arguments: tuple[Any, ...],
-        layers: Sequence[nn.Module],
-        loss_fn: object,
-    ) -> RecomputeSegment | None:
-        """All calls of a microbatch, if R repeats them with nothing to restore; else None.
-
-        Seeds that are provided, and the caller's hooks for saved tensors, have to be restored.
-        """
-        if self._levels[microbatch] != "stage" or len(arguments) != 1:
-            return None
-        (given,) = arguments
-        if type(given) is not Tensor or seeds.are_provided() or top_hooks() is not None:
-            return None
-        needs = (given.requires_grad,)
-        seen = self._seen.get(needs)
-        if seen is None or seen.whole is None:
-            return None
-        if seen.has_buffers:
-            self._look(needs, seen, layers, loss_fn)
-        return seen.whole
-
     def take_whole(self, microbatch: int) -> bool:
-        """Whether a backward has one graph and no context; takes the state that F kept if so."""
-        cell = self.cells.get(microbatch)
-        if cell is None:
-            return not self.keeps(microbatch)
-        if cell.is_whole:
+        """Whether R has made one graph of a cell; takes its state if so."""
+        cell = self.cells[microbatch]
+        is_whole = isinstance(cell, Cell) and cell.is_whole
+        if is_whole:
             del self.cells[microbatch]
-        return cell.is_whole
+        return is_whole
 
     def take(self, microbatch: int) -> Cell | None:
-        """Takes the state of a microbatch; None unless its backward may be in parts."""
+        """Takes the state of a microbatch; None without a cell."""
         cell = self.cells.pop(microbatch, None)
         return cell if isinstance(cell, Cell) else None
 
     @property
     def trains(self) -> Sequence[Tensor]:
         """The leaves that collect gradients in the backward of a recomputed microbatch so far."""
-        found = [tensor() for seen in self._seen.values() for tensor in seen.trains]
+        found = [tensor() for seen in self.seen.values() for tensor in seen.trains]
         return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
 
 

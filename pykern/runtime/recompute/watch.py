@@ -85,11 +85,10 @@ class Seen:
         return self._segments(by_layer=True)
 
     @cached_property
-    def whole(self) -> RecomputeSegment | None:
-        """All calls, if R at level `stage` repeats them with no buffer, copy or kept graph."""
+    def is_bare(self) -> bool:
+        """Whether R at level `stage` repeats the calls with no buffer, copy or kept graph."""
         first, *others = self.by_stage
-        is_bare = not (others or first.keeps or self.changed or self.overwrites)
-        return first if is_bare else None
+        return not (others or first.keeps or self.changed or self.overwrites)
 
     def _segments(self, *, by_layer: bool) -> list[RecomputeSegment]:
         found: list[RecomputeSegment] = []

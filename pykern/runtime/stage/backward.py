@@ -87,9 +87,14 @@ def with_parcels(stage: Stage, run: Run, back: Back | None) -> Run:
 
 def in_one_segment(stage: Stage, run: Run) -> Run:
     """B of microbatches with levels: straight if R has rebuilt the whole graph."""
+    recomputed, cells = stage.recomputed, stage.recomputed.cells
 
     def backward(microbatch: int) -> None:
-        if stage.recomputed.take_whole(microbatch):
+        if microbatch in cells:
+            is_whole = recomputed.take_whole(microbatch)
+        else:
+            is_whole = not (recomputed.in_kernels and recomputed.keeps(microbatch))
+        if is_whole:
             run(microbatch)
         else:
             graph_by_graph(stage, microbatch)

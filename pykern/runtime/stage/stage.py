@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...torch_private import checked_backward, run_backward
+from ...torch_private import checked_backward, run_backward, top_hooks
 from ...trace import Environment, Segment
 from ...trace.routes import BATCH
 from ..autograd.split import Work
@@ -19,7 +19,7 @@ from ..random.draws import Draws
 from ..random.seed import StepSeed
 from ..recompute.cell import Calls
 from ..recompute.recompute import Level, Recompute
-from . import backward, by_level, forward, hand_over
+from . import backward, by_level, forward, hand_over, one_graph
 from .keywords import keywords_of
 from .settings import Settings
 from .skips import Parcels
@@ -126,7 +126,7 @@ class Stage:
         self.choose()
 
     def choose(self) -> None:
-        """Composes the functions of F and B from the features in force, and nothing else."""
+        """Composes the functions of F, R and B from the features in force, and nothing else."""
         is_plain = type(self.transport) is Transport
         self.run_backward: Callable[..., object] = run_backward
         # A loss that does its part of the backward at once has gradients that must be checked.
@@ -139,10 +139,14 @@ class Stage:
         by_calls = by_calls or not self.layers
         arrive = None if is_plain else self.transport.arrive
         compute = forward.by_calls(self) if by_calls else forward.straight(self, arrive)
+        self.bare_recompute: Run = _outside_a_step
         if self.recomputed.has_levels:
+            self.bare_recompute = one_graph.recompute(self)
             compute = by_level.at_levels(self, compute)
-            if self.recomputed.by_stage and not (by_calls or self.draws.possible):
-                compute = by_level.in_one_graph(self, compute)
+            # Draws, and the caller's hooks for saved tensors, have to be restored.
+            bare = not (by_calls or self.draws.possible or top_hooks() is not None)
+            if bare and self.recomputed.by_stage:
+                compute = one_graph.forward(self, compute)
         if self.draws.possible:
             bare = is_plain and not self.recomputed.has_levels
             compute = forward.drawing(self, compute, self.draws.known() if bare else None)
@@ -189,7 +193,8 @@ class Stage:
         """Releases all objects of the step."""
         self.layers = self.originals
         # F and B as composed for this step, with the objects that they hold.
-        self.hand_over = self.bare_forward = self.bare_backward = _outside_a_step
+        self.hand_over = _outside_a_step
+        self.bare_forward = self.bare_recompute = self.bare_backward = _outside_a_step
         self.recomputed.end()
         self._make_room(0)
         # The last, so that after an interrupt all of this runs again.
@@ -258,7 +263,7 @@ class Stage:
 
     def recompute(self, microbatch: int) -> None:
         """R: recomputes the graph that F has not kept."""
-        self.outputs[microbatch] = by_level.recompute(self, microbatch)
+        self.bare_recompute(microbatch)
 
     def backward(self, microbatch: int) -> None:
         """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
@@ -291,4 +296,4 @@ class Stage:
 
 
 def _outside_a_step(microbatch: int, *_: object) -> Any:
-    raise AssertionError(f"microbatch {microbatch} of a stage that has not begun a step")
+    raise AssertionError(f"microbatch {microbatch} of a stage that has not begun such a step")
