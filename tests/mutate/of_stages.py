@@ -59,7 +59,6 @@ OF_STAGES = (
             "            recomputed.require_left_alone((argument.requires_grad,))\n",
             "            pass\n",
         ),
-        ("        del cells[microbatch]\n", ""),
     ),
     *mutants(
         "pykern/trace/state_reader.py",

@@ -104,9 +104,12 @@ class Block(nn.Module):
         self.outputs: weakref.WeakSet[Tensor] = weakref.WeakSet()
         self.blocks = [blocks]
         self.passed: list[list[int]] = []
+        # In each forward, how many activations there are of all blocks.
+        self.found: list[list[int]] = []
         blocks.append(self)
 
     def forward(self, x: Tensor) -> Tensor:
+        self.found.append([len(block.inner) for block in self.blocks[0]])
         hidden = torch.tanh(self.up(x))
         self.inner.add(hidden)
         hidden.register_hook(
@@ -151,6 +154,8 @@ def test_only_inputs_are_kept_and_graphs_go_one_by_one(level: Level, kinds: str)
         assert [len(block.outputs) for block in blocks] == [0, 0, 0]
     # The first is watched, in one graph. Later ones are cut also in front of the loss.
     assert in_loss == [[1, 1, 1], [0, 0, 0], [0, 0, 0]]
+    # So it is between the blocks of a forward.
+    assert blocks[-1].found == [[1, 1, 0], [0, 0, 0], [0, 0, 0]]
     # R releases what it alone holds.
     assert stage.arguments == [None] * 3
     kept = storages_behind(stage.recomputed.cells)

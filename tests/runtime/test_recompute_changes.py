@@ -200,6 +200,31 @@ def test_a_buffer_that_the_first_forward_has_left_alone_is_not_written_twice(lev
             assert_same_state(pipe, plain)
 
 
+def test_a_layer_that_begins_to_write_a_buffer_is_refused_where_r_repeats_layers_alone() -> None:
+    writing: list[bool] = []
+
+    class Begins(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = linear()
+            self.register_buffer("mean", torch.zeros(6))
+            self.mean: Tensor
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.linear(x)
+            if writing:
+                self.mean.add_(y.detach().mean(0))
+            return y - self.mean
+
+    x, y = torch.randn(6, 6), torch.randn(6, 6)
+    with planned(nn.Sequential(Begins(), linear()), gpipe(2, 3), recompute="stage") as pipe:
+        for _ in range(3):
+            pipe.step(x, target=y)
+        writing.append(True)
+        with pytest.raises(RuntimeError, match=r"has written to buffer 'mean' of a layer"):
+            pipe.step(x, target=y)
+
+
 class Averages(nn.Module):
     """Averages its gradients in a buffer, which forwards leave alone."""
 
