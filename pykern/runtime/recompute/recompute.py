@@ -45,12 +45,13 @@ class Recompute:
     not happen twice.
 
     Attributes:
+        levels: of each microbatch; empty for a step without recompute.
+        seen: the results of watching, by which of the inputs need gradients.
         cells: by microbatch, what F has kept for R.
         left_alone: the buffers that the current F must not write, None without any.
     """
 
     def __init__(self) -> None:
-        # The result of watching, by which of the inputs need gradients.
         self.seen: dict[tuple[bool, ...], Seen] = {}
         self.levels: Sequence[Level | None] = ()
         self._compiled = False

@@ -90,14 +90,11 @@ def in_one_segment(stage: Stage, run: Run) -> Run:
     recomputed, cells = stage.recomputed, stage.recomputed.cells
 
     def backward(microbatch: int) -> None:
-        if microbatch in cells:
-            is_whole = recomputed.take_whole(microbatch)
-        else:
-            is_whole = not (recomputed.in_kernels and recomputed.keeps(microbatch))
-        if is_whole:
-            run(microbatch)
-        else:
+        in_parts = microbatch in cells and not recomputed.take_whole(microbatch)
+        if in_parts or (recomputed.in_kernels and recomputed.keeps(microbatch)):
             graph_by_graph(stage, microbatch)
+        else:
+            run(microbatch)
 
     return backward
 
