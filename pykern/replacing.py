@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -75,10 +76,17 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether a path leads to a device or a pipe, or is the name of an open file."""
-    if path.is_file():
+    """Whether a path leads to a device or a pipe, or is the name of an open file.
+
+    The file is looked at once: another writer may put the first one there at any moment.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    if stat.S_ISREG(mode):
         return path.is_symlink() and path.absolute().parent == _DEVICES
-    return path.exists() and not path.is_dir()
+    return not stat.S_ISDIR(mode)
 
 
 @contextmanager

@@ -344,6 +344,28 @@ def test_saves_to_one_path_at_once_leave_one_of_the_plans(tmp_path: Path) -> Non
     assert [each.name for each in tmp_path.iterdir()] == ["plan.json"]
 
 
+def test_a_file_that_appears_as_it_is_looked_for_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for a pipe, and the plan was written behind the other writer's."""
+    ours, theirs = one_f_one_b(2, 2), one_f_one_b(2, 3)
+    target = tmp_path / "plan.json"
+    look = os.stat
+
+    def stat(path: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return look(path, *arguments, **named)
+        except FileNotFoundError:
+            if path == target:
+                monkeypatch.undo()
+                save_plan(theirs, target)
+            raise
+
+    monkeypatch.setattr(os, "stat", stat)
+    save_plan(ours, target)
+    assert load_plan(target) == ours
+
+
 def test_errors_keep_their_number_and_name_the_file(tmp_path: Path) -> None:
     plan = one_f_one_b(2, 2)
     for name in ("n" * 250 + ".json", "é" * 125 + ".json"):
