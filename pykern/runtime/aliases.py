@@ -43,6 +43,8 @@ class Aliases:
         for module in modules:
             self._places += self._in_attributes(vars(module))
         self._writes = [version_of(original) for original in self.originals]
+        # The address of each alias's memory while the aliases are in place.
+        self._memory: list[int] = []
 
     def _of(self, original: nn.Parameter) -> nn.Parameter:
         alias = self._alias_of.get(id(original))
@@ -71,6 +73,7 @@ class Aliases:
 
     def take_place(self) -> None:
         """Replaces the parameters by their aliases."""
+        self._memory = [_memory(alias) for alias in self._aliases]
         for held, name, instead in self._places:
             self._before.append((held, name, held[name]))
             held[name] = instead
@@ -79,6 +82,13 @@ class Aliases:
         for held, name, there in reversed(self._before):
             held[name] = there
         self._before.clear()
+        # A forward may have given a parameter other memory, as `self.weight.data = ...` does.
+        for alias, original, memory in zip(
+            self._aliases, self.originals, self._memory, strict=False
+        ):
+            if _memory(alias) != memory:
+                original.data = alias.data
+        self._memory = []
 
     @property
     def written(self) -> bool:
@@ -91,3 +101,8 @@ class Aliases:
         for alias in self._aliases:
             alias.grad = None
         return found
+
+
+def _memory(alias: nn.Parameter) -> int:
+    """The address of a parameter's memory; 0 for one of a class that keeps other tensors."""
+    return alias.data_ptr() if type(alias) is nn.Parameter else 0
