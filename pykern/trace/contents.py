@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..torch_private import version_of
 from .reach import is_foreign
@@ -52,9 +53,14 @@ def holders_of(modules: Iterable[nn.Module]) -> list[nn.Module | nn.Parameter]:
     Pipelines and the like within a model are not among them.
     """
     modules = list(modules)
-    parameters = {each: None for module in modules for each in module.parameters(recurse=False)}
     users = [module for module in modules if not _is_machinery(module)]
-    return [*users, *(each for each in parameters if vars(each))]
+    return [*users, *(each for each in parameters_in(modules) if vars(each))]
+
+
+def parameters_in(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The parameters of modules themselves, each once."""
+    found = (each for module in modules for each in module.parameters(recurse=False))
+    return list(dict.fromkeys(found))
 
 
 def _is_machinery(module: nn.Module) -> bool:
@@ -65,16 +71,19 @@ class HeldContents:
     """The attributes of modules and parameters, and what is in these, as it is now.
 
     In attributes are dicts, lists, sets and the like, tensors, arrays and objects of the user's
-    classes, each looked into. Parameters keep their values: forwards and backwards do not write
-    them.
+    classes, each looked into.
 
     Args:
         holders: the modules, and the parameters with attributes.
         tensors: whose values count as well, however large they are.
+        parameters: whose values and memory count, too; they are copied to the host's memory.
     """
 
     def __init__(
-        self, holders: Iterable[nn.Module | nn.Parameter], tensors: Iterable[Tensor] = ()
+        self,
+        holders: Iterable[nn.Module | nn.Parameter],
+        tensors: Iterable[Tensor] = (),
+        parameters: Iterable[nn.Parameter] = (),
     ) -> None:
         holders = list(holders)
         # By identity, and kept alive, so that no other object takes the identity.
@@ -84,6 +93,8 @@ class HeldContents:
             if id(tensor) not in self._seen:
                 self._seen[id(tensor)] = tensor
                 self._keep_tensor(tensor)
+        for parameter in parameters:
+            self._keep_parameter(parameter)
         for holder in holders:
             for value in self._keep_attributes(vars(holder)):
                 if type(value) not in _PLAIN:
@@ -172,6 +183,16 @@ class HeldContents:
         value, version = tensor.detach().clone(), version_of(tensor)
         self._ways.append(partial(_put_tensor, tensor, value, version))
 
+    def _keep_parameter(self, parameter: nn.Parameter) -> None:
+        if is_lazy(parameter):
+            return
+        held = parameter.data
+        # Tensors of other classes, such as quantised weights, are not written by layers.
+        is_plain = type(held) is Tensor and held.layout == torch.strided and not held.is_meta
+        if is_plain and 0 not in held.stride():
+            before = held.to("cpu", copy=True)
+            self._ways.append(partial(_put_parameter, parameter, held, before))
+
 
 def _are_same(now: Sequence[object], then: Sequence[object]) -> bool:
     return len(now) == len(then) and all(map(is_, now, then))
@@ -219,3 +240,10 @@ def _put_tensor(tensor: Tensor, before: Tensor, version: int | None) -> None:
     # By `.data`, beside any graph, in one mode or another. It counts no write either: the value
     # is what it was, and a buffer that nothing else has written must not look written.
     tensor.data.copy_(before)
+
+
+def _put_parameter(parameter: nn.Parameter, held: Tensor, before: Tensor) -> None:
+    # A forward may have written the memory, or have given the parameter other memory.
+    parameter.data = held
+    if held.device.type != "cpu" or not torch.equal(held, before):
+        held.copy_(before)

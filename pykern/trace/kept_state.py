@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import _C
 from ..modes import random_states, set_states
-from .contents import HeldContents, holders_of
+from .contents import HeldContents, holders_of, parameters_in
 from .generators import Generators
 
 
@@ -22,6 +22,7 @@ class KeptState:
         devices: those whose random numbers count, beside the CPU's.
         settled: modules that keep what a run changes in their attributes, beside tensors.
         tensors: whose values count, beside those of buffers.
+        writing: whether forwards may write parameters, whose values then count as well.
 
     Attributes:
         generators: beside torch's default ones.
@@ -34,11 +35,13 @@ class KeptState:
         *,
         settled: Collection[nn.Module] = (),
         tensors: Iterable[Tensor] = (),
+        writing: bool = True,
     ) -> None:
         modules = list(modules)
         buffers = [held for each in modules for held in each._buffers.values() if held is not None]
         holders = [holder for holder in holders_of(modules) if holder not in settled]
-        self._contents = HeldContents(holders, [*buffers, *tensors])
+        parameters = parameters_in(modules) if writing else ()
+        self._contents = HeldContents(holders, [*buffers, *tensors], parameters)
         self._numbers = random_states(devices)
         self.generators = Generators(modules)
 

@@ -206,7 +206,9 @@ class Traced:
         args, kwargs = map_tree(copy, call)
         inputs = list(copies.values())
         home = inputs[0].device if inputs else torch.device("cpu")
-        model, untouched = self._model, Untouched(self._model, self._opened, settling=settling)
+        model = self._model
+        # The recorder has aliases in the places of parameters, which take the writes.
+        untouched = Untouched(model, self._opened, settling=settling, writing=False)
         held = [*model.parameters(), *model.buffers()]
         with self._reader.recording(), self.origins.without(held), untouched.kept():
             recorder = self._recorder(model, self._opened, home, self.origins, untouched.generators)

@@ -14,27 +14,33 @@ from .state import attributes
 
 
 class Untouched:
-    """State that a run of a model may change, to be put back: buffers, attributes, random numbers.
+    """State that a run of a model may change, to be put back: tensors, attributes, random numbers.
 
     Args:
         model: the whole.
         opened: those of its modules that may not leave tensors in attributes: what they do is
             repeated, and this would not be.
         settling: whether these keep what they have changed in their attributes, beside tensors.
+        writing: whether the run may write parameters, which then count as well.
 
     Attributes:
         generators: beside torch's default ones.
     """
 
     def __init__(
-        self, model: nn.Module, opened: Collection[nn.Module], *, settling: bool = False
+        self,
+        model: nn.Module,
+        opened: Collection[nn.Module],
+        *,
+        settling: bool = False,
+        writing: bool = True,
     ) -> None:
         self._settling = settling
         self._described = {module: attributes(module, 1) for module in opened}
         self._held = {module: _held(module) for module in opened}
         devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
         settled = opened if settling else ()
-        self._state = KeptState(model.modules(), devices, settled=settled)
+        self._state = KeptState(model.modules(), devices, settled=settled, writing=writing)
         self.generators = self._state.generators
 
     def kept(self) -> AbstractContextManager[object]:

@@ -7,14 +7,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..trace.contents import HeldContents, holders_of
+from ..trace.contents import HeldContents, holders_of, parameters_in
 from ..trace.sources import everyones
 
 
 class Snapshot:
-    """Buffers, attributes of modules and parameters, a batch, and random numbers, as they are now.
-
-    The values of parameters are not copied: a forward and a backward do not change them.
+    """Parameters, buffers, attributes of both, a batch, and random numbers, as they are now.
 
     Args:
         modules: of the model and of the loss function.
@@ -30,7 +28,7 @@ class Snapshot:
     ) -> None:
         buffers = [held for module in modules for held in module._buffers.values()]
         tensors = [*(held for held in buffers if held is not None), *batch]
-        self._contents = HeldContents(holders_of(modules), tensors)
+        self._contents = HeldContents(holders_of(modules), tensors, parameters_in(modules))
         drawn = {*generators, *held_generators(modules)}
         self._generators = [(one, one.get_state()) for one in drawn]
         self._others = [(source, source.get()) for source in everyones()]
