@@ -33,9 +33,10 @@ def groups_of(pipe: Pipeline, params: Iterable[Any] | None) -> list[Group]:
 
 
 def with_settings(groups: Iterable[Group], inner: Iterable[Group]) -> list[Group]:
-    """The parameters of groups, with the settings of the inner optimizer's."""
+    """The parameters of groups and their names, with the settings of the inner optimizer's."""
     pairs = zip(groups, inner, strict=True)
-    return [settings_of(of) | {"params": group["params"]} for group, of in pairs]
+    named = ("params", "param_names")
+    return [settings_of(of) | {k: group[k] for k in named if k in group} for group, of in pairs]
 
 
 def copy_settings(given: Iterable[Group], to: Iterable[Group]) -> None:

@@ -347,3 +347,15 @@ def test_a_state_dict_of_its_own_and_the_plain_optimizers(dtype: torch.dtype) ->
             run(pipe, ours, 3)
             run(other, again, 3)
             assert_same(pipe, other)
+
+
+def test_parameters_keep_their_names() -> None:
+    first, second = [f"{number}" for number in range(3)], ["last"]
+    model = mlp()
+    with pipeline(model) as pipe:
+        parameters = list(pipe.parameters())[:4]
+        ours = HostOptimizer(pipe, torch.optim.SGD, list(zip(first, parameters, strict=False)))
+        ours.add_param_group({"params": [(second[0], parameters[-1])]})
+        groups = ours.state_dict()["param_groups"]
+        assert [group["param_names"] for group in groups] == [first, second]
+        ours.load_state_dict(ours.state_dict())

@@ -340,3 +340,16 @@ def test_tied_frozen_and_thawed(num_peers: int) -> None:
     wanted, *_ = peers.run(num_peers, data_parallel_alone)
     for found in peers.run(num_peers, tied_and_frozen):
         assert all(map(torch.equal, found, wanted))
+
+
+def names_of_groups(rank: int) -> list[list[str]]:
+    with pipeline() as pipe:
+        *first, last = pipe.named_parameters()
+        optimizer = ZeroOptimizer(pipe, torch.optim.SGD, first)
+        optimizer.add_param_group({"params": [last]})
+        return [group["param_names"] for group in optimizer.state_dict()["param_groups"]]
+
+
+def test_parameters_keep_their_names() -> None:
+    *first, last = dict(nn.Sequential(*layers()).named_parameters())
+    assert peers.run(2, names_of_groups) == [[first, [last]]] * 2
