@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from statistics import median
 from typing import Any
@@ -20,6 +20,7 @@ from ..modes import as_before
 from ..tensors.parameters import with_values
 from ..tensors.trees import all_tensors, flatten, map_tensors
 from ..trace.kept_state import KeptState
+from ..trace.origins import storages_of
 
 # The number of rounds. A round times each layer once.
 FEWEST_ROUNDS = 6
@@ -81,7 +82,9 @@ def _medians(rounds: Sequence[Sequence[float]]) -> list[float]:
 
 
 def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
-    """Bytes that the forward of every layer keeps for its backward, without its parameters.
+    """Bytes that the forward of every layer keeps for its backward, without its own tensors.
+
+    Its parameters, buffers and tensors in attributes are there once, for all microbatches.
 
     Leaves no trace in the layers, as `layer_times_ns`.
 
@@ -97,16 +100,18 @@ def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
     with _left_alone(layers), as_in_training(layers):
         for layer in layers:
             kept: dict[int, int] = {}
-            held = {tensor.data_ptr() for tensor in (*layer.parameters(), *layer.buffers())}
+            state = _state_of(layer)
+            held = {each._cdata for each in storages_of(list(_own_tensors(layer, state)))}
 
             def note(tensor: Tensor, kept: dict[int, int] = kept, held: set[int] = held) -> Tensor:
+                # Fake tensors have no addresses.
                 storage = tensor.untyped_storage()
-                if storage.data_ptr() not in held:
-                    kept[storage.data_ptr()] = storage.nbytes()
+                if storage._cdata not in held:
+                    kept[storage._cdata] = storage.nbytes()
                 return tensor
 
             with torch.autograd.graph.saved_tensors_hooks(note, _same):
-                _, sample = _run(layer, sample)
+                _, sample = _run(layer, sample, state)
             found.append(sum(kept.values()))
     return found
 
@@ -154,12 +159,27 @@ def _check_on_cpu(layers: Sequence[nn.Module], sample: Any) -> None:
             )
 
 
-def _run(layer: nn.Module, sample: Any) -> tuple[int, Any]:
-    """One forward and backward: nanoseconds, and the output as the next layer's sample."""
+def _state_of(layer: nn.Module) -> dict[str, Tensor]:
+    """Copies of buffers, and parameters with gradients of their own, for one run."""
     state: dict[str, Tensor] = {name: buffer.clone() for name, buffer in layer.named_buffers()}
     # A frozen one needs no gradient, and may be of a class that a copy would not have.
     trained = {name: each for name, each in layer.named_parameters() if each.requires_grad}
-    state |= {name: with_values(each, each.detach()) for name, each in trained.items()}
+    return state | {name: with_values(each, each.detach()) for name, each in trained.items()}
+
+
+def _own_tensors(layer: nn.Module, state: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """The tensors that a layer holds between its runs, and those in their places in a run."""
+    yield from state.values()
+    yield from layer.parameters()
+    for module in layer.modules():
+        yield from (value for value in vars(module).values() if isinstance(value, Tensor))
+
+
+def _run(
+    layer: nn.Module, sample: Any, state: Mapping[str, Tensor] | None = None
+) -> tuple[int, Any]:
+    """One forward and backward: nanoseconds, and the output as the next layer's sample."""
+    state = dict(state or _state_of(layer))
     leaves = map_tensors(_fresh_leaf, sample)
     # A layer may work in place, which autograd forbids on a leaf and the sample must not see.
     inputs = map_tensors(torch.clone, leaves)

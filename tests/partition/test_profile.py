@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import pykern
 from pykern.partition import partition, profile
-from pykern.partition.profile import MOST_ROUNDS, disagreement, layer_times_ns
+from pykern.partition.profile import MOST_ROUNDS, disagreement, layer_bytes, layer_times_ns
 from tests.runtime.hard_layers import Threads
 from tests.support.notes import Notes
 
@@ -218,3 +218,49 @@ def test_layers_are_measured_with_the_threads_of_a_worker() -> None:
             assert all(layer.seen == {2} for layer in layers)
     finally:
         torch.set_num_threads(threads)
+
+
+class Table(nn.Module):
+    """Multiplies by a matrix that does not train, and which its backward reads."""
+
+    table: Tensor
+
+    def __init__(self, is_buffer: bool) -> None:
+        super().__init__()
+        if is_buffer:
+            self.register_buffer("table", torch.ones(64, 64))
+        else:
+            self.table = torch.ones(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.table
+
+
+@pytest.mark.parametrize("is_buffer", [True, False])
+def test_what_a_layer_has_already_is_not_kept_for_the_backward(is_buffer: bool) -> None:
+    layers = [nn.Linear(64, 64), Table(is_buffer)]
+    assert layer_bytes(layers, torch.ones(4, 64)) == [4 * 64 * 4, 0]
+
+
+def test_parameters_in_one_storage_are_not_kept_for_the_backward() -> None:
+    layers = [nn.Linear(64, 64) for _ in range(3)]
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    nn.utils.vector_to_parameters(torch.ones(3 * 64 * 65), parameters)
+    assert layers[1].weight.storage_offset() > 0
+    assert layer_bytes(layers, torch.ones(4, 64)) == [4 * 64 * 4] * 3
+
+
+def test_an_estimate_counts_the_same_bytes() -> None:
+    layers = [nn.Linear(8, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8)]
+    x = torch.ones(4, 8)
+    found = pykern.estimate(
+        layers,
+        devices=2,
+        microbatches=2,
+        sample=x,
+        target=x,
+        loss_fn=nn.functional.mse_loss,
+        balance="memory",
+    )
+    real = partition(layers, 2, balance="memory", sample=x)
+    assert found.partition.layer_costs == real.layer_costs
