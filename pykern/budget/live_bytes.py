@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..forks import fork_safe_lock
+from ..tensors.sparse import dense_parts
 from ..tensors.trees import all_tensors
 from ..torch_private import DispatchMode
 
@@ -86,9 +87,6 @@ class LiveBytes(DispatchMode):
 
 
 def _dense(tree: Any) -> Iterator[Tensor]:
-    """The tensors of a tree; of a sparse one, such as an embedding's gradient, its two parts."""
+    """The tensors of a tree; of a sparse one, such as an embedding's gradient, its parts."""
     for tensor in all_tensors(tree):
-        if tensor.layout is torch.sparse_coo:
-            yield from (tensor._indices(), tensor._values())
-        else:
-            yield tensor
+        yield from dense_parts(tensor)

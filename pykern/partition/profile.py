@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.func import functional_call
 
 from ..modes import as_before
 from ..tensors.parameters import with_values
+from ..tensors.sparse import dense_parts
 from ..tensors.trees import all_tensors, flatten, map_tensors
 from ..trace.kept_state import KeptState
 from ..trace.origins import storages_of
@@ -105,9 +107,10 @@ def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
 
             def note(tensor: Tensor, kept: dict[int, int] = kept, held: set[int] = held) -> Tensor:
                 # Fake tensors have no addresses.
-                storage = tensor.untyped_storage()
-                if storage._cdata not in held:
-                    kept[storage._cdata] = storage.nbytes()
+                for part in dense_parts(tensor):
+                    storage = part.untyped_storage()
+                    if storage._cdata not in held:
+                        kept[storage._cdata] = storage.nbytes()
                 return tensor
 
             with torch.autograd.graph.saved_tensors_hooks(note, _same):
@@ -169,10 +172,10 @@ def _state_of(layer: nn.Module) -> dict[str, Tensor]:
 
 def _own_tensors(layer: nn.Module, state: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """The tensors that a layer holds between its runs, and those in their places in a run."""
-    yield from state.values()
-    yield from layer.parameters()
-    for module in layer.modules():
-        yield from (value for value in vars(module).values() if isinstance(value, Tensor))
+    attributes = (value for module in layer.modules() for value in vars(module).values())
+    for each in chain(state.values(), layer.parameters(), attributes):
+        if isinstance(each, Tensor):
+            yield from dense_parts(each)
 
 
 def _run(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..torch_private import is_traceable_wrapper_subclass
+from .sparse import dense_parts
 
 _T = TypeVar("_T", bound=Tensor)
 
@@ -112,7 +113,7 @@ def _parts(thing: Any, depth: int = _DEPTH) -> Iterator[Tensor]:
             yield from _parts(getattr(thing, name))
         return
     if isinstance(thing, Tensor):
-        yield thing
+        yield from dense_parts(thing)
     if depth > 0 and not isinstance(thing, nn.Module | type):
         for part in getattr(thing, "__dict__", {}).values():
             yield from _parts(part, depth - 1)
