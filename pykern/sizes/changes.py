@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..pipeline.choose_levels import RecomputeArgument
 from ..runtime import microbatch
-from ..runtime.recompute.recompute import INPUTS, Level
+from ..runtime.recompute.recompute import INPUTS, LEVELS
 from .estimates import Estimate, estimate_step
 from .step_model import StepModel
 
@@ -20,14 +21,14 @@ class PlannedStep:
         inputs: the arguments of the model, for the batch.
         target: the target of the loss, for the batch; None without a target.
         microbatches: the number of microbatches.
-        recompute: the recompute level, as for `Pipeline`.
+        recompute: the recompute level, or those of stages, as for `Pipeline`.
         of: the model, which keeps what was measured for other forms of this step.
     """
 
     inputs: Any
     target: Any
     microbatches: int
-    recompute: Level | None
+    recompute: RecomputeArgument
     of: StepModel
 
     def estimate(self) -> Estimate:
@@ -52,9 +53,13 @@ def changes(step: PlannedStep) -> Iterator[tuple[str, Estimate]]:
         found = step.estimate()
         on_host = [replace(device, optimizer=0) for device in found.devices]
         yield "pykern.HostOptimizer", replace(found, devices=on_host)
-    if step.recompute is not None:
+    level = LEVELS[0] if step.recompute is None else step.recompute
+    if not isinstance(level, str):
+        # Stages have levels of their own, which the caller has chosen.
         return
-    for level in INPUTS:
+    # Levels ascend by what they compute again.
+    higher = LEVELS[LEVELS.index(level) + 1 :]
+    for level in (each for each in higher if each in INPUTS):
         changed = replace(step, recompute=level)
         yield f'recompute="{level}"', changed.estimate()
         for count in finer[-1:]:

@@ -228,6 +228,16 @@ def test_changes_that_save_memory() -> None:
         before.fits([*each, most])
 
 
+@pytest.mark.parametrize(
+    ("level", "higher"),
+    [("none", ["layer", "stage"]), ("layer", ["stage"]), ("stage", []), (["layer", None], [])],
+)
+def test_changes_go_on_from_the_level_of_the_step(level: Any, higher: list[str]) -> None:
+    x = torch.empty(4, 64)
+    step = PlannedStep(x, x, 4, level, StepModel(mlp(), 2, F.mse_loss))
+    assert list(dict(changes(step))) == [f'recompute="{one}"' for one in higher]
+
+
 @pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1"])
 def test_changes_measure_each_size_and_level_once(schedule: Any) -> None:
     calls: list[int] = []
