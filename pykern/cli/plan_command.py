@@ -137,8 +137,8 @@ def plan(
     more = transfers.in_words([each.costs for each in drawn])
     for line in [*where_numbers_fit(timelines, console.width), *lines_below(drawn), *more]:
         console.print(Text(line))
-    if search.found is not None:
-        console.print(Text(str(search.found)), soft_wrap=True)
+    for part in search.report(is_drawn=frozen is None and recompute is None):
+        console.print(Text(part), soft_wrap=True)
     if out is not None:
         console.print(Text(f"written: {out}"), soft_wrap=True)
 

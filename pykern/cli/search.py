@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,6 +43,18 @@ class Search:
         costs = self._transfers.at_worst(self._costs)
         self.found = auto(num_devices, num_microbatches, costs=costs, **self.limits)
         return self.found.plan
+
+    def report(self, *, is_drawn: bool) -> Iterator[str]:
+        """The report of the search, if there was one.
+
+        Args:
+            is_drawn: Whether the plan is drawn as it was found.
+        """
+        if self.found is None:
+            return
+        if not is_drawn:
+            yield "The search took all stages to train, and none to be recomputed:"
+        yield str(self.found)
 
     def require_used(self, names: list[str], *, recomputes: bool) -> None:
         """Refuses limits without a search; a limit on memory is allowed with recompute too."""
