@@ -47,7 +47,7 @@ def asked_of(name: str) -> Asked:
     x = torch.randn(ROWS, WIDTH)
     if name == "gpt":
         ids = torch.randint(256, (ROWS, 9))
-        layers = gpt(layers=3, width=16, heads=4, context=8)
+        layers = gpt(layers=2, width=16, heads=4, context=8)
         return Asked(layers, ids[:, :-1], next_token_loss, "cpu:2", ids[:, 1:], memory=MEMORY)
     if name == "skips":
         return Asked(Skipping(), x, F.mse_loss, "cpu:2", x, memory=MEMORY)
