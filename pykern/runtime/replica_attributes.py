@@ -1,4 +1,4 @@
-"""Refuses attributes that forwards of several replicas assign, such as counters."""
+"""Refuses attributes and parameters that forwards of several replicas change, such as counters."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class ReplicaAttributes:
                 of_replica.first = OwnAttributes(of_replica.modules)
             else:
                 of_replica.forward_again = True
+            of_replica.look_at_parameters()
 
         return forward
 
@@ -61,16 +62,19 @@ class ReplicaAttributes:
             return
         for place in dict.fromkeys(place for one in ran for place in one.changed()):
             if not _is_one_value(place, ran):
-                self._raise("assigns", place)
+                self._raise("assigns the attribute", place)
         for place, tensor, version in self._tensors:
             if version_of(tensor) != version:
-                self._raise("writes into", place)
+                self._raise("writes into the attribute", place)
+        for one in ran:
+            if one.written is not None:
+                self._raise("writes the parameter", one.written)
 
-    def _raise(self, verb: str, place: AttributePlace) -> None:
+    def _raise(self, does: str, place: AttributePlace) -> None:
         number, name = place
         layers = self._stage.originals
         raise RuntimeError(
-            f"stage {self._stage.index} {verb} the attribute "
+            f"stage {self._stage.index} {does} "
             f"{name_in(layers, modules_in(layers)[number], name)}, which replicas "
             "would do in no fixed order. Use a schedule and a pipeline without replicas"
         )
@@ -83,6 +87,7 @@ class _OfReplica:
         before: as the step began.
         first: as the first forward has left them.
         forward_again: whether there was another one.
+        written: a parameter that a forward has written, or has given other memory; None without.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -91,6 +96,19 @@ class _OfReplica:
         self.before = OwnAttributes(self.modules)
         self.first: OwnAttributes | None = None
         self.forward_again = False
+        self.written: AttributePlace | None = None
+        self._parameters = [
+            ((number, name), parameter, version_of(parameter), parameter.data)
+            for number, module in enumerate(self.modules)
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+
+    def look_at_parameters(self) -> None:
+        """Finds what a forward that ends has written. Updates come after a stage's forwards."""
+        for place, parameter, version, data in self._parameters:
+            if version_of(parameter) != version or not parameter.is_set_to(data):
+                self.written = place
 
     def changed(self) -> list[AttributePlace]:
         """The attributes that any forward has assigned."""

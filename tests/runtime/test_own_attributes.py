@@ -264,6 +264,43 @@ def test_replicas_may_assign_one_value(assign: Any) -> None:
     assert last.number == WIDTH
 
 
+class Renews(nn.Linear):
+    """Its weight gets new memory in each forward."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.weight.data = self.weight.data * 0.5
+        return super().forward(input)
+
+
+class Follows(nn.Module):
+    """A frozen average of a trained weight, which each forward moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.average = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.average.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.average.weight.lerp_(self.own.weight, 0.5)
+            average = self.average(x)
+        y: Tensor = self.own(x) + average
+        return y
+
+
+@pytest.mark.parametrize("make", [lambda: Renews(WIDTH, WIDTH), Follows])
+def test_parameters_that_forwards_of_replicas_write_are_refused(
+    make: Callable[[], nn.Module],
+) -> None:
+    x, y = batch(12)
+    message = "stage 1 writes the parameter '.*weight' of its layer 0, which replicas would do"
+    with (
+        planned([nn.Linear(WIDTH, WIDTH), make()], two_replicas(2, 4)) as pipe,
+        pytest.raises(RuntimeError, match=message),
+    ):
+        pipe.step(x, target=y)
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
 def test_weight_norm_of_hooks_runs_in_replicas() -> None:
     """Its hook assigns the weight of each forward, which is the same in all."""
