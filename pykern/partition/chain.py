@@ -17,7 +17,7 @@ from ..trace.opened import whole_by_names
 from ..trace.origins import Origins
 from ..trace.routes import Direct
 from .balance import Balance, Partition, as_chain, partition
-from .layers import refuse_hooks
+from .layers import refuse_hooks, refuse_lazy
 from .profile import as_in_training
 from .split_points import SplitAt, counts_at, names_of, whole_names
 from .unequal import ALIKE, StageDevices
@@ -40,6 +40,7 @@ class Chain:
     def __init__(self, model: nn.Sequential | Sequence[nn.Module]) -> None:
         self.origins = Origins()
         self.layers = dict(as_chain(model))
+        refuse_lazy(model)
         self.root = model if isinstance(model, nn.Module) else None
         if isinstance(model, nn.Sequential):
             refuse_hooks(model)
@@ -100,6 +101,7 @@ class RecordedChain:
                 "recorded, got None. Give a microbatch: a tensor, a tuple of arguments, or a dict "
                 "of keyword arguments"
             )
+        refuse_lazy(model)
         self.root: nn.Module | None = model
         try:
             self._traced = Traced(model, call_of(sample), num_stages, split_at, whole)

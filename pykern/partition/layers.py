@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.nn.parameter import is_lazy
 
 from ..runtime.stage.layer_copies import refuse_to_copy
 from ..runtime.stage.stage import Stage
@@ -35,22 +38,45 @@ def refuse_inside(model: object, kind: type[nn.Module]) -> None:
                 )
 
 
-def refuse_foreign_devices(layers: Mapping[str, nn.Module], device_type: str) -> None:
+def refuse_foreign_devices(model: Any, device_type: str) -> None:
     """Raises ValueError if a parameter or buffer cannot be moved to the pipeline's devices.
 
     Args:
-        layers: the layers by name.
+        model: the model, or its layers; anything else passes.
         device_type: the type of the pipeline's devices. CPU workers take only tensors on the CPU;
             a GPU ("cuda") also takes tensors on other GPUs.
     """
-    for name, layer in layers.items():
-        for tensor_name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
-            if tensor.device.type not in ("cpu", device_type):
-                whose = "CPU workers" if device_type == "cpu" else "GPUs"
-                raise ValueError(
-                    f"{name}.{tensor_name} must be on the CPU or on the pipeline's devices, "
-                    f"{whose}, got {tensor.device}. Move the model to the CPU first"
-                )
+    for name, tensor in _named_tensors(model):
+        if tensor.device.type not in ("cpu", device_type):
+            whose = "CPU workers" if device_type == "cpu" else "GPUs"
+            has_values = tensor.device.type != "meta"
+            remedy = (
+                "Move the model to the CPU"
+                if has_values
+                else "Give it values, by to_empty(device='cpu') and load_state_dict,"
+            )
+            raise ValueError(
+                f"{name} must be on the CPU or on the pipeline's devices, {whose}, got "
+                f"{tensor.device}. {remedy} first"
+            )
+
+
+def refuse_lazy(model: Any) -> None:
+    """Raises ValueError if a parameter or buffer of a model, or of its layers, has no shape yet."""
+    for name, tensor in _named_tensors(model):
+        if is_lazy(tensor):
+            raise ValueError(
+                f"{name} must have a shape, got a lazy one without. Run the model once before"
+            )
+
+
+def _named_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers, by their names in the model or with the number of their layer."""
+    if isinstance(model, nn.Module | ExportedProgram):
+        yield from (*model.named_parameters(), *model.named_buffers())
+    for index, layer in enumerate(model if isinstance(model, Sequence) else ()):
+        if isinstance(layer, nn.Module):
+            yield from (*layer.named_parameters(str(index)), *layer.named_buffers(str(index)))
 
 
 def place_layers(

@@ -164,6 +164,7 @@ def design(asked: Request) -> Design:
     _C.refuse_after_hasty_fork()
     refuse_inside(asked.model, Adopted)
     refuse_distributed(asked.model)
+    refuse_foreign_devices(asked.model, asked.lanes[0].device.type)
     refuse_combinations(asked)
     peers = asked.process_group
     data_group = None if peers is None else group_of(peers, "process_group")
@@ -183,7 +184,6 @@ def design(asked: Request) -> Design:
     refuse_combinations(asked, plan)
     tensor_group = parse_tensor(asked.tensor_parallel)
     chain = open_model(asked.model, asked.sample, plan.num_stages, asked.split_at, asked.whole)
-    refuse_foreign_devices(chain.layers, asked.lanes[0].device.type)
     of = partial(Design, asked, plan, chosen, parts, chain)
     speeds = None if asked.speeds is None else stage_speeds(plan, asked.speeds)
     memory = None if asked.memory is None else stage_memory(plan, asked.memory)

@@ -15,6 +15,7 @@ from ..budget.level_costs import StageCosts, levels_of_stages
 from ..columns import by_device
 from ..partition.balance import Balance, Partition
 from ..partition.chain import max_stages
+from ..partition.layers import refuse_lazy
 from ..partition.split_points import SplitAt
 from ..pipeline.choose_levels import RecomputeArgument, choose_levels
 from ..pipeline.choose_plan import Schedule, choose_plan
@@ -189,6 +190,7 @@ def estimate_step(
 def _require_arguments(of: StepModel, sample: object, recompute: object) -> None:
     """Refuses arguments that `Pipeline` takes in another form, and forgotten ones."""
     require_counts(devices=of.devices)
+    refuse_lazy(of.model)
     if sample is None:
         raise TypeError("sample must be the input of one microbatch, got None")
     for name, value in (("loss_fn", of.loss_fn), ("optimizer", of.optimizer)):

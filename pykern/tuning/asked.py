@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ..boxes import Box
 from ..cgroup import usable_cores
 from ..partition.chain import RecordedChain, call_of
+from ..partition.layers import refuse_foreign_devices, refuse_lazy
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.tuned import STANDS_FOR
 from ..plan import Plan, require_counts
@@ -73,6 +74,8 @@ class Asked:
                 f"be alike, got {self.devices!r}. Give a pykern.Pipeline these"
             )
         _ = self.rows_of_sample, self.site
+        refuse_lazy(self.model)
+        refuse_foreign_devices(self.model, self._lanes[0].device.type)
 
     @cached_property
     def rows_of_sample(self) -> int:

@@ -89,7 +89,7 @@ def test_a_torch_that_would_make_new_parameters_is_refused(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("device_type", "whose"), [("cpu", "CPU workers"), ("cuda", "GPUs")])
 def test_what_has_no_values_is_refused_by_name(device_type: str, whose: str) -> None:
-    layers = named(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2, device=META)))
+    layers = [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2, device=META))]
     with pytest.raises(ValueError, match=rf"1\.0\.weight must be on .*, {whose}, got meta"):
         refuse_foreign_devices(layers, device_type)
 

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ... import _C
 from ...modes import as_before
+from ...partition.layers import refuse_lazy
 from ...partition.split_points import is_end
 from ...tensors.trees import Call, flatten
 from ...trace import Marked, Marks, Untouched, is_list
@@ -127,6 +128,7 @@ def pipeline(
             "split_policy must be None, got a function. It changes a torch.fx graph, which pykern "
             "does not make: use split_spec"
         )
+    refuse_lazy(module)
     call = tuple(mb_args), dict(mb_kwargs or {})
     traced = Marked(module, call, _marks_in(module, call, split_spec or {}))
     traced.cut(traced.parts, [torch.device("cpu")] * len(traced.parts), _nowhere)
