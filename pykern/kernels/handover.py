@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
 
 from .. import _C
@@ -33,6 +32,19 @@ class _TakeOfThread(threading.local):
 
 
 _local = _TakeOfThread()
+
+
+def refuse_second_derivatives() -> None:
+    """Raises RuntimeError in a backward that is to be differentiated itself.
+
+    If the incoming gradient does not require grad, torch would not refuse a second backward of
+    `once_differentiable`, but silently leave the operation out.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "create_graph must be False, got True. Fused operations have no second derivatives: "
+            "compute these with torch's own operations"
+        )
 
 
 class TwoParts(torch.autograd.Function):
@@ -66,9 +78,9 @@ class TwoParts(torch.autograd.Function):
         return ctx._forward_cls.compute(ctx, *arguments)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Runs `gradients`, called by autograd."""
+        refuse_second_derivatives()
         results, weights = ctx._forward_cls.gradients(ctx, *gradients)
         if not any(ctx.needs_input_grad[position] for position in ctx._forward_cls.weights):
             return tuple(results)

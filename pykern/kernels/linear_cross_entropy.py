@@ -162,17 +162,6 @@ class _LinearCrossEntropy(TwoParts):
         return losses.sum() if num_rows is None else losses.sum() / num_rows
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        # create_graph is refused here: if the incoming gradient does not require grad, torch would
-        # not refuse a second backward, but silently leave this part out.
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "create_graph must be False, got True. linear_cross_entropy has no second "
-                "derivative"
-            )
-        return TwoParts.backward(ctx, *gradients)
-
-    @staticmethod
     def gradients(ctx: Any, *gradients: Tensor) -> tuple[list[Tensor | None], Weights]:
         hidden, weight, target, log_sums, num_rows, kept = ctx.saved_tensors
         scale = gradients[0] if num_rows is None else gradients[0] / num_rows

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .handover import refuse_second_derivatives
 from .operation import define, wide
 
 
@@ -69,8 +69,8 @@ class _Rope(torch.autograd.Function):
         return _rope(qkv, num_heads, num_kv_heads, *place)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives()
         return _rope_gradient(*gradients, *ctx.place), None, None, None, None
 
 

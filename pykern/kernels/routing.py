@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .handover import refuse_second_derivatives
 from .operation import define, wide
 
 
@@ -90,8 +90,8 @@ class _Route(torch.autograd.Function):
         return routing
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        refuse_second_derivatives()
         return _route_gradient(gradients[0], *ctx.saved_tensors), None
 
 
