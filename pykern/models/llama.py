@@ -5,6 +5,8 @@ The module holds no training code and does not depend on stages or devices.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -82,7 +84,7 @@ def llama(  # noqa: PLR0913, PLR0917
         heads: Attention heads per block; a multiple of `kv_heads`.
         kv_heads: Heads of keys and values per block.
         hidden: Width within the MLP.
-        base: Base of the wavelengths of positions, above 0; 500000 in Llama 3.
+        base: Base of the wavelengths of positions, above 1; 500000 in Llama 3.
         seed: Seed of the initial weights. Torch's global random numbers are left alone.
         fused_loss: As for `gpt`.
 
@@ -117,5 +119,5 @@ def check_attention(width: int, heads: int, kv_heads: int, base: float) -> None:
         raise ValueError(f"width / heads must be even, got {width // heads}")
     if heads % kv_heads:
         raise ValueError(f"kv_heads must divide heads, {heads}, got {kv_heads}")
-    if not base > 0:
-        raise ValueError(f"base must be above 0, got {base}")
+    if not 1 < base < math.inf:
+        raise ValueError(f"base must be above 1 and finite, got {base}")

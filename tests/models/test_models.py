@@ -141,7 +141,9 @@ def test_balance_is_in_the_loss_of_training_only():
         (lambda: llama(kv_heads=0), "kv_heads must be 1 to 16777216, got 0"),
         (lambda: llama(width=24, heads=8), "width / heads must be even, got 3"),
         (lambda: llama(heads=8, kv_heads=3), "kv_heads must divide heads, 8, got 3"),
-        (lambda: llama(base=0.0), "base must be above 0, got 0.0"),
+        # The first forward refused 0.5, and only then.
+        (lambda: llama(base=0.5), "base must be above 1 and finite, got 0.5"),
+        (lambda: moe(base=math.inf), "base must be above 1 and finite, got inf"),
         (lambda: moe(num_chosen=9), "num_chosen must be at most 8, the number of experts, got 9"),
         (lambda: moe(hidden=20), "hidden must be a multiple of 8, got 20"),
         (lambda: bert(padding=256), "padding must be a token, 0 <= padding < .*, got 256"),
