@@ -123,7 +123,8 @@ def test_it_stays_on_its_devices() -> None:
     ("options", "error", "match"),
     [
         ({"balance": [1, 2]}, BalanceError, r"the sum 4, got \[1, 2\]"),
-        ({"balance": [5, -1]}, BalanceError, "positive numbers"),
+        ({"balance": [5, -1]}, BalanceError, "positive ints"),
+        ({"balance": [2.0, 2]}, BalanceError, r"positive ints with the sum 4, got \[2.0, 2\]"),
         ({"checkpoint": "some"}, ValueError, "must be one of 'always', .* got 'some'"),
         ({"chunks": 0}, ValueError, "chunks must be a positive integer, got 0"),
         ({"chunks": "2"}, ValueError, "chunks must be a positive integer, got '2'"),
@@ -211,6 +212,19 @@ def test_forwards_keep_to_what_they_have_declared() -> None:
     ):
         with gpipe(chain(make(), Adds())) as model, pytest.raises(error, match=match):
             model(batch(2))
+
+
+def test_a_second_pop_is_refused_as_such() -> None:
+    """The user got a KeyError of a dict that the user has never seen."""
+
+    @skippable(pop=["x"])
+    class AddsTwice(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x + (yield pop("x")) + (yield pop("x"))
+
+    match = "'x' must be popped once by a forward, got a second pop"
+    with gpipe(chain(Keeps(), AddsTwice())) as model, pytest.raises(RuntimeError, match=match):
+        model(batch(2))
 
 
 def test_deferred_batch_norm_is_that_of_the_full_batch() -> None:

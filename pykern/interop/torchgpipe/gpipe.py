@@ -135,9 +135,10 @@ def _checked(balance: Iterable[int] | None, num_layers: int) -> list[int]:
             "pykern.interop.torchgpipe.balance.balance_by_time"
         )
     counts = list(balance)
-    if sum(counts) != num_layers or any(one <= 0 for one in counts):
+    whole = all(type(one) is int and one > 0 for one in counts)
+    if not whole or sum(counts) != num_layers:
         raise BalanceError(
-            f"balance must be positive numbers with the sum {num_layers}, got {counts}. Measure it "
+            f"balance must be positive ints with the sum {num_layers}, got {counts}. Measure it "
             "with pykern.interop.torchgpipe.balance.balance_by_time"
         )
     return counts

@@ -103,6 +103,10 @@ class Skippable(nn.Module):
                 own[asked.name] = asked.tensor
             elif isinstance(asked, pop):
                 self._require(asked.name, self.poppable_names, "poppable")
+                if asked.name not in own:
+                    raise RuntimeError(
+                        f"{asked.name!r} must be popped once by a forward, got a second pop"
+                    )
                 answer = own.pop(asked.name)
             else:
                 raise TypeError(f"a skippable forward must yield stash or pop, got {asked!r}")
