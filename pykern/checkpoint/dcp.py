@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from ..tensors.dtensor import is_dtensor
+from .asked import require_kinds
 from .errors import CheckpointError
 from .model_state import fit_model, tensors_of
 from .optimizer_state import fit_optimizer, named_state
@@ -42,8 +43,10 @@ def to_dcp(
         optimizer: over parameters of the model.
 
     Raises:
+        TypeError: the model is not a module, or the optimizer not an optimizer.
         CheckpointError: something is of a kind that cannot be saved, or sharded over processes.
     """
+    require_kinds(model, optimizer)
     if any(map(is_dtensor, model.parameters())):
         raise CheckpointError(
             "model must be whole in each process, got one sharded over processes. Save its "
@@ -72,9 +75,11 @@ def from_dcp(
         optimizer: over the same parameters, fresh or not.
 
     Raises:
+        TypeError: the model is not a module, or the optimizer not an optimizer.
         CheckpointError: the folder does not hold what is asked for, or it does not fit. Nothing has
             been changed.
     """
+    require_kinds(model, optimizer)
     asked = (_MODEL,) if optimizer is None else (_MODEL, _OPTIMIZER)
     state = _read(folder, asked)
     commits = [fit_model(model, state[_MODEL])]

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ..modes import as_before
 from ..plan.files.strict_json import shown
 from . import file
+from .asked import require_kinds
 from .errors import CheckpointError
 from .file import Saved, Tensors
 from .form import require_form
@@ -58,10 +59,12 @@ def save(  # noqa: PLR0913 - all that a run is made of, by keyword
         grads: whether to save `.grad`, for a run that is saved within gradient accumulation.
 
     Raises:
+        TypeError: the model is not a module, or the optimizer not an optimizer.
         CheckpointError: a value is of a kind that the file cannot hold; the message names it. Or
             another process could not write the file.
         OSError: the file cannot be written.
     """
+    require_kinds(model, optimizer)
     with saving(optimizer, grads=grads) as writes:
         if not writes:
             return
@@ -115,10 +118,12 @@ def load(
         The `extra` that was saved.
 
     Raises:
+        TypeError: the model is not a module, or the optimizer not an optimizer.
         CheckpointError: the file is not a checkpoint, is damaged, lacks a requested part, or does
             not fit. Nothing has been changed.
         OSError: the file cannot be read.
     """
+    require_kinds(model, optimizer)
     with as_before():
         with file.reading(Path(path)) as saved:
             # Steps that call foreign code come first: if one fails, nothing has been changed.

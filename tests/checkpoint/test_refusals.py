@@ -11,6 +11,7 @@ from torch import nn
 
 from pykern import checkpoint
 from pykern.checkpoint import CheckpointError
+from pykern.checkpoint.dcp import from_dcp, to_dcp
 from tests.checkpoint.runs import Run, adam, plain, same
 
 
@@ -267,3 +268,31 @@ def test_a_run_that_went_on_is_brought_back(file):
     run.scheduler = torch.optim.lr_scheduler.MultiStepLR(run.optimizer, [2, 5])
     checkpoint.load(file, **run.parts())
     assert same(run.states(), there)
+
+
+MISTAKEN: dict[str, tuple[Callable[[nn.Module], tuple[Any, ...]], str]] = {
+    "a state": (
+        lambda model: (model.state_dict(),),
+        "model must be an nn.Module, got an object of OrderedDict. Give the model itself",
+    ),
+    "a class": (lambda model: (type(model),), "model must be an nn.Module, got the class Seq"),
+    "an optimizer": (
+        lambda model: (adam(model), model),
+        "model must be an nn.Module, got an object of AdamW",
+    ),
+    "a scheduler": (
+        lambda model: (model, with_steps(adam(model))),
+        "optimizer must be an optimizer of torch.optim or like one, got an object of StepLR. Give",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKEN)
+def test_what_is_no_model_or_optimizer_is_refused(file, name):
+    """Python told of attributes that the object has not, such as a dict's `state_dict`."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    make, message = MISTAKEN[name]
+    for call in (checkpoint.save, checkpoint.load, to_dcp, from_dcp):
+        with pytest.raises(TypeError, match=message):
+            call(file, *make(model))
+    assert not file.exists()
