@@ -12,6 +12,7 @@ from .. import _C
 from ..partition.profile import as_in_training
 from ..runtime.recompute.buffers import modules_in
 from ..trace.kept_state import KeptState
+from .model_face import Adopted
 
 
 @contextmanager
@@ -24,6 +25,9 @@ def left_alone(
         models: modules, among other objects that are passed over, such as a plain loss function.
         devices: the devices whose random numbers are restored; those of the CPU always are.
     """
+    # Stages run the model's parts, and its own mode and attributes are not those of its pipeline.
+    roots = [model._chain.root for model in models if isinstance(model, Adopted)]
+    models = [*models, *(root for root in roots if root is not None)]
     modules = modules_in(models)
     parameters = {p for module in modules for p in module._parameters.values() if p is not None}
     gradients = [(parameter, parameter.grad) for parameter in parameters]

@@ -130,6 +130,56 @@ def test_a_measured_pipeline_goes_on_as_it_was(way: str, kind: Callable[[], nn.M
         assert photo(model) == before
 
 
+class Drops(nn.Module):
+    """A forward of its own that asks the model for its mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.last(self.first(x)), 0.5, self.training)
+
+
+@pytest.mark.filterwarnings("ignore:the times of layers differ")
+@pytest.mark.parametrize("kind", [chain, Drops])
+@pytest.mark.parametrize("way", MEASURED)
+def test_a_measured_pipeline_stays_in_eval_mode(way: str, kind: Callable[[], nn.Module]) -> None:
+    """The model's own mode was that of the measurement, so its dropout went on."""
+    model = kind()
+    with pipeline(model) as pipe:
+        pipe.eval()
+        MEASURED[way](pipe)
+        assert not any(module.training for module in (pipe, *model.modules()))
+        if kind is Drops:
+            with torch.no_grad():
+                assert torch.equal(pipe(x()), pipe(x()))
+
+
+class Shrinks(nn.Module):
+    """A forward of its own that writes to a tensor in an attribute of the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.scale = torch.ones(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale.mul_(0.9)
+        return self.last(self.first(x)) * self.scale.clone()
+
+
+@pytest.mark.filterwarnings("ignore:the times of layers differ")
+@pytest.mark.parametrize("way", MEASURED)
+def test_tensors_of_the_model_itself_are_as_before(way: str) -> None:
+    model = Shrinks()
+    with pipeline(model) as pipe:
+        pipe.step(x(), target=x())
+        before = model.scale.item()
+        MEASURED[way](pipe)
+        assert model.scale.item() == before
+
+
 def test_what_a_kernel_adds_to_is_as_before() -> None:
     class Head(nn.Linear):
         weight: Any
