@@ -18,7 +18,7 @@ from ..trace.origins import Origins
 from ..trace.routes import Direct
 from .balance import Balance, Partition, as_chain, partition
 from .layers import refuse_hooks, refuse_lazy
-from .profile import as_in_training
+from .profile import as_in_training, kept_state
 from .split_points import SplitAt, counts_at, names_of, whole_names
 from .unequal import ALIKE, StageDevices
 
@@ -196,7 +196,8 @@ def share_out(
     if balance in ("time", "memory"):
         # The input is made in the modes of the measurement, because modes may steer a forward.
         root = list(chain.layers.values()) if chain.root is None else [chain.root]
-        with as_in_training(root):
+        # Layers that are recorded do not have the model's own attributes.
+        with kept_state(root), as_in_training(root):
             given = None if sample is None else chain.first_input(sample)
             return partition(chain.layers, num_stages, balance, given, *devices)
     given = sample if isinstance(chain, Chain) else None

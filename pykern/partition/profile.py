@@ -53,7 +53,7 @@ def layer_times_ns(layers: Sequence[nn.Module], sample: Any) -> list[int]:
     _check_on_cpu(layers, sample)
     samples = [sample]
     rounds: list[list[int]] = []
-    with _left_alone(layers), as_in_training(layers):
+    with kept_state(layers), as_in_training(layers):
         for layer in layers:
             samples.append(_run(layer, samples[-1])[1])
         while len(rounds) < FEWEST_ROUNDS or (
@@ -99,7 +99,7 @@ def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
     """
     _check_on_cpu(layers, sample)
     found = []
-    with _left_alone(layers), as_in_training(layers):
+    with kept_state(layers), as_in_training(layers):
         for layer in layers:
             kept: dict[int, int] = {}
             state = _state_of(layer)
@@ -119,9 +119,9 @@ def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
     return found
 
 
-def _left_alone(layers: Sequence[nn.Module]) -> AbstractContextManager[object]:
-    """A context, behind which layers have the state that they had."""
-    return KeptState({each: None for layer in layers for each in layer.modules()}).kept()
+def kept_state(models: Sequence[nn.Module]) -> AbstractContextManager[object]:
+    """A context, behind which models, or layers, have the state that they had."""
+    return KeptState({each: None for model in models for each in model.modules()}).kept()
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from ..parallel.tensor.tensor import TensorParallel, parse_tensor
 from ..partition.balance import Partition
 from ..partition.chain import Chain, RecordedChain, max_stages, open_model, share_out
 from ..partition.layers import make_stages, place_layers, refuse_foreign_devices, refuse_inside
+from ..partition.profile import kept_state
 from ..partition.unequal import StageDevices, improved, stage_memory, stage_speeds
 from ..plan import Plan
 from ..plan.parts import Parts
@@ -264,7 +265,9 @@ def _fit(of: Design, asked: Budget, stages: Sequence[Stage]) -> Fitted:
     """The levels that fit into a budget, from the first process's measurements."""
     budget = replace(asked, sample=of.chain.first_input(asked.sample))
     measure = partial(budget.measure, of.plan, stages, of.asked.loss_fn)
-    with of.asked.threads():
+    # Layers that are recorded do not have the model's own attributes.
+    roots = [] if of.chain.root is None else [of.chain.root]
+    with of.asked.threads(), kept_state(roots):
         costs = of_first(of.peers, measure, list[StageCosts])
     return budget.fit(of.plan, costs)
 

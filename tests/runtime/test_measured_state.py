@@ -165,8 +165,8 @@ class Shrinks(nn.Module):
         self.scale = torch.ones(())
 
     def forward(self, x: Tensor) -> Tensor:
-        self.scale.mul_(0.9)
-        return self.last(self.first(x)) * self.scale.clone()
+        y: Tensor = self.last(self.first(x))
+        return y * self.scale.mul_(0.9).clone()
 
 
 @pytest.mark.filterwarnings("ignore:the times of layers differ")
@@ -178,6 +178,14 @@ def test_tensors_of_the_model_itself_are_as_before(way: str) -> None:
         before = model.scale.item()
         MEASURED[way](pipe)
         assert model.scale.item() == before
+
+
+@pytest.mark.filterwarnings("ignore:the times of layers differ")
+@pytest.mark.parametrize("way", MADE)
+def test_tensors_of_the_model_itself_are_as_before_it_had_a_pipeline(way: str) -> None:
+    model = Shrinks()
+    MADE[way](model).close()
+    assert model.scale.item() == 1
 
 
 def test_what_a_kernel_adds_to_is_as_before() -> None:
