@@ -8,11 +8,16 @@ from typing import Any
 
 from torch import Tensor, UntypedStorage, nn
 
+from ..tensors.trees import tensors_of
+from ..user_code import user_line
 from .errors import UnseenTensor
 from .left import Left
 from .opened import can_open, is_compiled
 from .origins import Follow, Origin, Origins, storages_of
 from .tape import Crossing, Instruction
+
+# Neither a parameter nor a buffer, such as a tensor in an attribute.
+_FOREIGN = "a tensor that it has not made"
 
 
 class Crossings:
@@ -58,6 +63,7 @@ class Crossings:
         self._calls: dict[Hashable, tuple[nn.Module, int]] = {}
         # The tensors of other modules that the current module reads.
         self._beside: list[tuple[int, Origin, str]] = []
+        self._foreign: list[tuple[str, Tensor]] = []
         # Addresses of the memory that modules have returned.
         self._returned: set[int] = set()
         self._left = Left(model, opened)
@@ -132,10 +138,23 @@ class Crossings:
             self.found.append(Crossing(made_in, number, text))
         self._returned.update(storage._cdata for storage in storages_of(returned))
 
-    def written(self, number: int, tensors: Sequence[Tensor]) -> None:
-        """The instruction of a number writes these."""
+    def written(self, number: int, tensors: Sequence[Tensor], values: Sequence[int | None]) -> None:
+        """The instruction of a number writes these, of which some are values of the tape."""
         if tensors:
             self._writes.append((number, tensors))
+            pairs = zip(tensors, values, strict=True)
+            line = user_line()
+            self._foreign += [(line, tensor) for tensor, value in pairs if value is None]
+
+    def foreign(self) -> dict[str, Tensor]:
+        """Tensors that the forward writes and has not made, but for parameters and buffers."""
+        held = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
+        found: dict[str, Tensor] = {}
+        for line, tensor in self._foreign:
+            if id(tensor) not in held:
+                again = f", {len(found)}" if f"{_FOREIGN} ({line})" in found else ""
+                found[f"{_FOREIGN} ({line}{again})"] = tensor
+        return found
 
     def all(self, instructions: Sequence[Instruction]) -> list[Crossing]:
         """Those that were found, and those of parameters and buffers that the forward writes."""
@@ -144,7 +163,9 @@ class Crossings:
             addresses = {storage._cdata for storage in storages_of(tensors)}
             what = f"the forward ({instructions[number].where}) writes"
             for reader, instruction in enumerate(instructions):
-                for name, held in _held_by(instruction, self._model).items():
+                # Its own arguments have tensors that are not values of the tape, such as constants.
+                others = [(_FOREIGN, one) for one in tensors_of(instruction.arguments)]
+                for name, held in [*_held_by(instruction, self._model).items(), *others]:
                     if addresses.intersection(each._cdata for each in storages_of(held)):
                         text = f"{what} {name}, and {instruction.name} uses it"
                         found.append(Crossing(number, reader, text))

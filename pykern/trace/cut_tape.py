@@ -205,8 +205,8 @@ class CutTape:
             stages = {self._stage_of[self._piece_of[value]]} if value in self._piece_of else set()
             if len(stages.union(users.get(value, []))) > 1:
                 raise CutError(
-                    f"the forward writes into the buffer {name} and uses it in several stages, "
-                    "where it would be another microbatch's. Use a copy of the buffer (clone())"
+                    f"the forward writes into {name} and uses it in several stages, "
+                    "where it would be another microbatch's. Use a copy (clone())"
                 )
 
     def _users(self) -> dict[int, list[int]]:

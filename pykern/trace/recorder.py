@@ -101,7 +101,8 @@ class Recorder(TorchFunctionMode):
             self._generators.require_same("its end")
         for read in self._reads:
             read.require_constant(self._written)
-        written = {name: one for name, one in model.named_buffers() if name in self._written}
+        buffers = dict(model.named_buffers()).items()
+        written = {f"the buffer {name}": one for name, one in buffers if name in self._written}
         return Tape(
             self._instructions,
             map_tree(self._output, output),
@@ -109,7 +110,7 @@ class Recorder(TorchFunctionMode):
             self._made.aliases,
             trained,
             self._crossings.all(self._instructions),
-            self._made.within(written),
+            self._made.within(written | self._crossings.foreign()),
             with_gradients=torch.is_grad_enabled(),
         )
 
@@ -171,9 +172,9 @@ class Recorder(TorchFunctionMode):
         carried: HandedIn | None = None,
     ) -> None:
         self._generators.require_same()
-        self._crossings.written(len(self._instructions), written)
         arguments = map_tree(self._argument, args), map_tree(self._argument, kwargs)
         before = [self._made.find(tensor) for tensor in written]
+        self._crossings.written(len(self._instructions), written, before)
         self._written |= {
             held.name for tensor in written if (held := self._held.get(id(tensor))) is not None
         }
