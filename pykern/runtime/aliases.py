@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .. import _C
@@ -73,7 +74,7 @@ class Aliases:
 
     def take_place(self) -> None:
         """Replaces the parameters by their aliases."""
-        self._memory = [_memory(alias) for alias in self._aliases]
+        self._memory = [address_of(alias) for alias in self._aliases]
         for held, name, instead in self._places:
             self._before.append((held, name, held[name]))
             held[name] = instead
@@ -86,7 +87,7 @@ class Aliases:
         for alias, original, memory in zip(
             self._aliases, self.originals, self._memory, strict=False
         ):
-            if _memory(alias) != memory:
+            if address_of(alias) != memory:
                 original.data = alias.data
         self._memory = []
 
@@ -103,6 +104,7 @@ class Aliases:
         return found
 
 
-def _memory(alias: nn.Parameter) -> int:
-    """The address of a parameter's memory; 0 for one of a class that keeps other tensors."""
-    return alias.data_ptr() if type(alias) is nn.Parameter else 0
+def address_of(parameter: nn.Parameter) -> int:
+    """The address of a parameter's memory; 0 for one that keeps its values in other tensors."""
+    is_plain = type(parameter) is nn.Parameter and parameter.layout is torch.strided
+    return parameter.data_ptr() if is_plain else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..torch_private import version_of
+from .aliases import address_of
 from .recompute.buffers import modules_in, name_in
 from .stage.own_attributes import AttributePlace, OwnAttributes, is_same
 from .stage.stage import Run, Stage
@@ -98,7 +99,7 @@ class _OfReplica:
         self.forward_again = False
         self.written: AttributePlace | None = None
         self._parameters = [
-            ((number, name), parameter, version_of(parameter), parameter.data)
+            ((number, name), parameter, version_of(parameter), address_of(parameter))
             for number, module in enumerate(self.modules)
             for name, parameter in module._parameters.items()
             if parameter is not None
@@ -106,8 +107,8 @@ class _OfReplica:
 
     def look_at_parameters(self) -> None:
         """Finds what a forward that ends has written. Updates come after a stage's forwards."""
-        for place, parameter, version, data in self._parameters:
-            if version_of(parameter) != version or not parameter.is_set_to(data):
+        for place, parameter, version, address in self._parameters:
+            if version_of(parameter) != version or address_of(parameter) != address:
                 self.written = place
 
     def changed(self) -> list[AttributePlace]:

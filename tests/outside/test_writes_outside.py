@@ -38,3 +38,28 @@ def test_a_call_in_grad_mode_writes_parameters(kind: type[nn.Linear], recompute:
                 plain(part)
     for mine, theirs in zip(layers.parameters(), plain.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+class Sparse(nn.Module):
+    """A trained matrix whose values have no storage of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(WIDTH).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(self.weight, x.t()).t()
+
+
+def test_a_call_in_grad_mode_takes_sparse_parameters() -> None:
+    linears = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+    # torch makes no deep copy of a sparse parameter.
+    plain = nn.Sequential(*copy.deepcopy(linears), Sparse())
+    layers = nn.Sequential(*linears, Sparse())
+    with pipeline(layers) as pipe:
+        mean_square(pipe(batch())).backward()
+    mean_square(plain(batch())).backward()
+    for mine, theirs in zip(layers.parameters(), plain.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine.grad.to_dense(), theirs.grad.to_dense())
