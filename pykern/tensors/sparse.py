@@ -1,4 +1,4 @@
-"""The memory of sparse tensors, which have no storage of their own."""
+"""Sparse tensors, whose values are in other tensors: they have no storage of their own."""
 
 from __future__ import annotations
 
@@ -19,3 +19,10 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     if layout in _BY_COLUMNS:
         return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
     return (tensor,)
+
+
+def are_equal(one: Tensor, other: Tensor) -> bool:
+    """As `torch.equal`, which takes no sparse tensors."""
+    if one.layout is not other.layout:
+        return False
+    return all(map(torch.equal, dense_parts(one), dense_parts(other)))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ..tensors.sparse import are_equal
 from ..torch_private import version_of
 from .reach import is_foreign
 from .values import PLAIN
@@ -233,10 +234,9 @@ def _put_array(array: Any, before: Any) -> None:
 
 def _put_tensor(tensor: Tensor, before: Tensor, version: int | None) -> None:
     # Memory that nothing has written may be such that nothing can, as that of a file. On a GPU
-    # the comparison would wait. Sparse tensors have no comparison.
-    is_dense = type(tensor) is Tensor and tensor.layout == torch.strided
-    is_plain = is_dense and tensor.device.type == "cpu"
-    if is_plain and version_of(tensor) == version and torch.equal(tensor, before):
+    # the comparison would wait.
+    is_plain = type(tensor) is Tensor and tensor.device.type == "cpu"
+    if is_plain and version_of(tensor) == version and are_equal(tensor, before):
         return
     # By `.data`, beside any graph, in one mode or another. It counts no write either: the value
     # is what it was, and a buffer that nothing else has written must not look written.

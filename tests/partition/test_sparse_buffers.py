@@ -68,6 +68,24 @@ def test_they_are_recorded_and_verified(kind: str) -> None:
         assert pipe.step(X, target=X).isfinite()
 
 
+BUDGET = pykern.Budget(2**20, sample=X[:ROWS], target=X[:ROWS])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options", [{"recompute": "stage"}, {"recompute": BUDGET}, {"replicas": 2, "devices": "cpu:4"}]
+)
+def test_they_may_be_recomputed_and_in_replicas(options: Any, kind: str) -> None:
+    model = layers(kind)
+    with pipeline(model) as pipe:
+        expected = pipe.step(X, target=X)
+    with pykern.Pipeline(
+        model, **{"devices": "cpu:2", "microbatches": 4, "loss_fn": F.mse_loss, **options}
+    ) as pipe:
+        for _ in range(2):
+            assert torch.equal(pipe.step(X, target=X), expected)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_their_bytes_are_counted(kind: str) -> None:
     # Values of four bytes and indices of eight, by place or by row.

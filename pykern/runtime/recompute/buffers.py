@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ... import _C
+from ...tensors.sparse import are_equal
 from ...torch_private import version_of
 
 # The number of a module among all modules of the layers, and the name of its buffer.
@@ -79,7 +79,7 @@ class Buffers:
             return False
         # Batch normalisation writes its statistics without a new version number.
         key = id(now)
-        return version_of(now) != self._versions[key] or not torch.equal(now, self._copies[key])
+        return version_of(now) != self._versions[key] or not are_equal(now, self._copies[key])
 
     def keep_only(self, names: Names) -> None:
         """Keeps only these buffers in the snapshot."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from operator import is_
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from ...tensors.sparse import are_equal
 from ..recompute.buffers import modules_in
 from .layer_copies import OF_MODULES, parts_of
 
@@ -120,7 +120,7 @@ def is_same(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, Tensor):
         alike = one.shape == other.shape and one.dtype == other.dtype
-        return alike and torch.equal(one, other.to(one.device))
+        return alike and are_equal(one, other.to(one.device))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
