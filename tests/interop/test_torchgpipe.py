@@ -128,6 +128,7 @@ def test_it_stays_on_its_devices() -> None:
         ({"checkpoint": "some"}, ValueError, "must be one of 'always', .* got 'some'"),
         ({"chunks": 0}, ValueError, "chunks must be a positive integer, got 0"),
         ({"chunks": "2"}, ValueError, "chunks must be a positive integer, got '2'"),
+        ({"devices": "cpu"}, ValueError, "must be a list, one for each partition, got 'cpu'"),
         ({"devices": ["cpu", "cuda:0", "cpu", "cpu"]}, ValueError, "CPU workers, not both"),
         ({"devices": ["cpu"]}, IndexError, "at least 4, one for each partition"),
     ],

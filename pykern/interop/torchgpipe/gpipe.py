@@ -145,6 +145,10 @@ def _checked(balance: Iterable[int] | None, num_layers: int) -> list[int]:
 
 
 def _chosen(devices: Iterable[_Device] | None, count: int) -> list[torch.device]:
+    if isinstance(devices, str):
+        raise ValueError(
+            f"devices must be a list, one for each partition, got {devices!r}. Give a list of names"
+        )
     if devices is None:
         found = [torch.device("cuda", gpu) for gpu in range(torch.cuda.device_count())]
         found = found or [torch.device("cpu")] * count
