@@ -26,6 +26,8 @@ Loss = Callable[..., Tensor]
 # their type codes in `array`. A product or sum of two 24-bit numbers that is rounded to 53 bits and
 # then to 24 bits equals the result that is rounded once.
 _CODES = {torch.float32: "f", torch.float64: "d"}
+# Bytes that a loss may hold until its step ends. A copy takes a GPU as long as any small operation.
+_MOST_HELD = 2**20
 
 
 class InOnePass(Protocol):
@@ -130,7 +132,7 @@ class Losses:
         ):
             _require_scalar(loss, microbatch)
             if not self._make_starts(loss):
-                kept = loss.detach()
+                kept = _without_more_memory(loss.detach())
                 if self._must_be_finite:
                     self._require_finite(microbatch, kept)
                 self._losses[microbatch] = kept
@@ -249,6 +251,15 @@ def _warn_of_nan(microbatches: Sequence[int], losses: Sequence[float]) -> None:
             f"{len(losses)}. A mean over labels is NaN if all labels of a microbatch are ignored: "
             "divide a sum by the labels of the batch, with reduction='sum'"
         )
+
+
+def _without_more_memory(loss: Tensor) -> Tensor:
+    """The loss, to be kept until the step ends: a copy if it holds much memory.
+
+    The mean that `mse_loss` returns still has the memory of all squares.
+    """
+    is_plain = type(loss) is Tensor and loss.layout is torch.strided
+    return loss.clone() if is_plain and loss.untyped_storage().nbytes() > _MOST_HELD else loss
 
 
 def _require_scalar(loss: object, microbatch: int) -> None:

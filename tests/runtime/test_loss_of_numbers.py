@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -89,3 +91,15 @@ def test_a_hook_may_write_into_the_gradient_of_a_loss() -> None:
     assert found is not None
     assert layer.weight.grad is not None
     assert torch.equal(found, layer.weight.grad)
+
+
+@pytest.mark.parametrize("loss_fn", [F.mse_loss, F.smooth_l1_loss, F.l1_loss])
+def test_a_kept_loss_has_the_memory_of_a_number(loss_fn: Any) -> None:
+    """torch's mean squared error has the memory of all squares, on any device."""
+    outputs, targets = torch.randn(2, 3, 600, 512).unbind()
+    losses = Losses(loss_fn, list(targets), [1.0] * 3)
+    for microbatch, output in enumerate(outputs):
+        losses(microbatch, output.requires_grad_(), True)
+        kept = losses.of(microbatch)
+        assert torch.equal(kept, loss_fn(output, targets[microbatch]).detach())
+        assert kept.untyped_storage().nbytes() == 4
