@@ -27,6 +27,7 @@ from .in_order import InOrder
 from .observer import Observer
 from .random.seed import StepSeed
 from .replicas import Replicas
+from .stage import straight_tape
 from .stage.stage import Run, Stage
 from .stage.ties import Ties
 from .stream import Flow, OpenBatch
@@ -264,7 +265,7 @@ class Executor:
             if number == 0:
                 self.ties.begin()
             calls = self.replicas.share_of(number, batch.calls)
-            replica[0].enter([None if call is None else call[0] for call in calls])
+            straight_tape.enter(replica, [None if call is None else call[0] for call in calls])
             keywords = [call[1] if call else {} for call in (calls if batch.inputs[1] else ())]
             for stage in replica if any(keywords) else ():
                 stage.enter_by_name(keywords)

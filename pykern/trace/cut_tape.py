@@ -10,10 +10,12 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..once import once
 from .errors import CutError
 from .routes import BATCH, Direct, Routes, everywhere
 from .tape import Instruction, Tape
 from .values import Here, Ref, builder, refs_in
+from .whole_stage import WholeStage
 
 # By number.
 Values = dict[int, Any]
@@ -143,6 +145,8 @@ class CutTape:
     Attributes:
         tape, ends: as given.
         pieces: in order, each a function.
+        copied: by piece, the values of the batch, or of earlier stages, that it writes.
+        output: gives what the model returns.
         inputs: numbers of the tensors among the forward's arguments that any piece needs.
         ways: for the batch and then each stage, which values go to the next stage, and which to
             each farther one.
@@ -183,7 +187,25 @@ class CutTape:
             lambda low, high: direct(low, high, tape.with_gradients),
         )
         self.ways = [(routes.near(s), routes.farther(s)) for s in range(BATCH, num_stages)]
+        starts = [0, *ends[:-1]]
+        self.copied = [
+            self._copied(piece, start, self._pieces[piece]) for piece, start in enumerate(starts)
+        ]
+        self.output = _output_of(tape)
         self.pieces = list(self._cut(routes))[::-1]
+
+    @once
+    def whole_stages(self) -> list[WholeStage]:
+        """By stage, all of its instructions as one function."""
+        return [WholeStage(self, stage) for stage in range(len(self.ways) - 1)]
+
+    def pieces_of(self, stage: int) -> list[int]:
+        """The numbers of a stage's pieces."""
+        return [piece for piece, where in enumerate(self._stage_of) if where == stage]
+
+    def instructions_of(self, piece: int) -> Sequence[Instruction]:
+        """The instructions of a piece, in order."""
+        return self._pieces[piece]
 
     def _refuse_crossings(self) -> None:
         """Refuses tensors that pass from stage to stage beside the arguments of modules."""
@@ -223,15 +245,14 @@ class CutTape:
     def _cut(self, routes: Routes) -> Iterator[Piece]:
         """The pieces, last first."""
         needed: set[int] = set()
-        output: Output | None = _output_of(self.tape)
+        output: Output | None = self.output
         wanted = set(refs_in(self.tape.output))
         stage = self._stage_of[-1]
         for piece, inside in reversed(list(enumerate(self._pieces))):
             if self._stage_of[piece] < stage:
                 stage = self._stage_of[piece]
                 needed = routes.leaving(stage)
-            copied = self._copied(piece, self.ends[piece] - len(inside), inside)
-            yield _piece(inside, needed, wanted, copied, output)
+            yield _piece(inside, needed, wanted, self.copied[piece], output)
             output = None
             made = {value for instruction in inside for value in instruction.makes}
             read = {value for instruction in inside for value in instruction.reads}

@@ -78,7 +78,7 @@ def test_training_and_evaluation_are_the_models(make: Callable[[], Any], schedul
     model = make().train()
     plain = copy.deepcopy(model)
     names = list(plain.state_dict())
-    batches = [batch(padded=padded, caches=make is not bert) for padded in (True, False)]
+    batches = [batch(padded=padded, caches=make is not bert) for padded in (True, False, False)]
     sample = next(parts(batches[0]))
     with pykern.Pipeline(
         model,
@@ -185,7 +185,7 @@ def test_models_that_look_at_their_masks_or_scale_their_weights(make: Callable[[
         loss_fn=lambda output: output.loss,
         sample=next(parts(given)),
     ) as pipe:
-        for _ in range(2):
+        for _ in range(3):
             pipe.train()
             plain.train()
             assert torch.equal(pipe.step(**given), plain_step(plain, given))

@@ -106,7 +106,7 @@ def require_the_bits(
     plain = copy.deepcopy(model)
     given = batch(padded=True, caches=True)
     with pipeline(model, given, **options) as pipe:
-        for _ in range(2):
+        for _ in range(3):
             if outside:
                 loss = pipe(**given).loss
                 loss.backward()

@@ -52,7 +52,7 @@ def require_the_bits(kind: str, options: str) -> None:
     of_each = list(parts(given))
     num_replicas = 2 if options == "replicas" else 1
     with pipeline(model, given, **OPTIONS[options]) as pipe:
-        for _ in range(2):
+        for _ in range(3):
             loss = pipe.step(**given)
             wanted = by_microbatch(
                 plain, [ROWS] * 4, lambda i, _: plain(**of_each[i]).loss, num_replicas

@@ -15,8 +15,7 @@ import pykern
 from pykern import schedules
 from pykern.plan import Action, Kind, Plan
 from pykern.runtime.gpu.ring_transport import RingTransport, Way
-from pykern.runtime.stage.stage import Stage
-from pykern.trace import Environment, Segment
+from pykern.trace import Environment, Segment, Traced
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.conftest import expect_nothing_broken
 from tests.runtime.plans import late_weights, recomputed, split_some, two_replicas
@@ -327,13 +326,14 @@ def test_a_tensor_that_occurs_twice_stays_one(
 def test_a_batch_keeps_its_values(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     """The step holds the batch, and would hold to its end what later stages left in it."""
     given: list[tuple[Environment, dict[int, Any]]] = []
-    take = Stage.take
+    enter = Traced.enter
 
-    def noted(self: Stage, microbatch: int, arguments: Any) -> None:
-        given.append((arguments[0], arguments[0].values.copy()))
-        take(self, microbatch, arguments)
+    def noted(self: Traced, calls: Any) -> list[Environment]:
+        entered = enter(self, calls)
+        given.extend((env, env.values.copy()) for env in entered)
+        return entered
 
-    monkeypatch.setattr(Stage, "take", noted)
+    monkeypatch.setattr(Traced, "enter", noted)
     case = MODELS[model](8)
     with pipeline(case, schedules.one_f_one_b(2, 4), "cpu:2") as pipe:
         for _ in range(3):

@@ -145,14 +145,14 @@ def pipeline(model: nn.Module, devices: int, loss_fn: Any = F.mse_loss, **option
 
 
 def assert_same(model: nn.Module, devices: int, loss_fn: Any = F.mse_loss, **options: Any) -> None:
-    """Two steps have the gradients of the plain model, bit for bit."""
+    """Three steps have the gradients of the plain model, bit for bit."""
     x, y = batch()
     parts = zip(x.chunk(MICROBATCHES), y.chunk(MICROBATCHES), strict=True)
     for part, target in parts:
         (loss_fn(model(part), target) / MICROBATCHES).backward()
     wanted = [parameter.grad for parameter in model.parameters()]
     with pipeline(model, devices, loss_fn, **options) as pipe:
-        for _ in range(2):
+        for _ in range(3):
             model.zero_grad()
             pipe.step(x, target=y)
             for parameter, gradient in zip(model.parameters(), wanted, strict=True):

@@ -36,7 +36,7 @@ def assert_same(model: Model, **options: Any) -> None:
     x, y = torch.randn(4 * ROWS, WIDTH), torch.randn(4 * ROWS, WIDTH)
     parts = list(zip(x.split(ROWS), y.split(ROWS), strict=True))
     with pipeline(model, **options) as pipe:
-        for _ in range(2):
+        for _ in range(3):
             wanted = by_microbatch(
                 plain, [ROWS] * 4, lambda i, _: F.mse_loss(plain(parts[i][0]), parts[i][1])
             )
