@@ -16,6 +16,9 @@ from tests.fake_cuda.fake import FakeCuda
 # Triton reads it when a kernel is defined. A process either interprets kernels on tensors of the
 # CPU, whether there is a GPU or not, or compiles them for the tests that are marked gpu.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# Where processes share the cores, threads of torch that spin while they wait for each other hold up
+# those that they wait for. OpenMP reads it when torch is imported, here and in what tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # The same examples on every run, and no deadline: another process on the machine is not a failure.
 settings.register_profile("pykern", derandomize=True, deadline=None)
