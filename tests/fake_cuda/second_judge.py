@@ -22,6 +22,8 @@ import torch
 with patch.object(torch._C, "_activate_gpu_trace"):
     from torch.cuda._sanitizer import EventHandler
 
+# An event of no stream of the log, for what the host waits for without one.
+_WAITED_FOR = -1
 RACES = ("race on", "freed while in use", "launched while running", "race in a graph")
 
 
@@ -119,12 +121,25 @@ class _Judge:
     def _host_waits(self, what: list[str]) -> None:
         match what:
             case ["event", event]:
-                self._torch._handle_event_synchronization(int(event))
+                self._host_waits_for(int(event))
             case ["stream", stream] if stream in self._busy:
                 self._busy.remove(stream)
-                self._torch._handle_stream_synchronization(_name(stream))
+                self._torch._handle_event_record(_WAITED_FOR, _name(stream))
+                self._host_waits_for(_WAITED_FOR)
             case ["all"]:
                 self._torch._handle_device_synchronization()
+
+    def _host_waits_for(self, event: int) -> None:
+        """Every stream knows all that the host knows, so torch is given what is new of an event."""
+        syncs = self._torch.syncs
+        syncs._ensure_event_exists(event)
+        known, recorded = syncs.host_sync_state, syncs.recorded_sync_states
+        recorded[event] = {
+            stream: number
+            for stream, number in recorded[event].items()
+            if number > known.get(stream, -1)
+        }
+        self._torch._handle_event_synchronization(event)
 
     def _launch(self, stream: str, function: str, accesses: Iterable[Touch]) -> bool:
         self._busy.add(stream)
