@@ -1,8 +1,6 @@
 """Steps, captures and loops on GPUs, each in a process of its own."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 from bench.shared_library import ROOT
 from tests.device_oracle import library
 from tests.fake_cuda import fake
+from tests.support import programs
 
 CALLED = ("steps", "operations called", "allocations in memory used before", "waits for events")
 SEEN = {
@@ -38,10 +37,10 @@ def test_torchs_own_engine_runs(name: str) -> None:
     # Compiled here, so that the first test in the process does not take the time of a compiler.
     fake.build()
     library.build()
-    command = [sys.executable, "-m", "pytest", "-qx", "-n0", "-p", "no:cacheprovider"]
-    command += [f"--timeout={LIMIT_S}"]
+    options = ["-qx", "-n0", "-p", "no:cacheprovider", f"--timeout={LIMIT_S}"]
     steps = Path(__file__).with_name(name)
-    done = subprocess.run([*command, steps], cwd=ROOT, capture_output=True, text=True, check=False)
+    program = programs.MODULE.format(name="pytest")
+    done = programs.run(program, *options, str(steps), timeout=LIMIT_S, folder=ROOT)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     print(seen := done.stdout.splitlines()[-1])
     for what in SEEN[name]:
