@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,15 +98,20 @@ pipe.step(x, target=x)
 """
 
 
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The prediction for two whole GPUs."""
+    folder = tmp_path_factory.mktemp("two")
+    seen = rehearse(written(folder, SHARES), folder, "cuda:0 cuda:1").seen
+    return seen["pipelines"][0]["prediction"]
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("shared", ["cuda:0/2", "cuda:0 cuda:0"])
-def test_parts_of_a_gpu_are_not_as_fast_as_the_whole(tmp_path: Path, shared: str) -> None:
+def test_parts_of_a_gpu_are_not_as_fast_as_the_whole(tmp_path: Path, two: Any, shared: str) -> None:
     """A step was predicted to go through parts of a GPU as fast as through so many GPUs."""
-    script = written(tmp_path, SHARES)
-    two, one = (
-        rehearse(script, tmp_path, devices).seen["pipelines"][0]["prediction"]
-        for devices in ("cuda:0 cuda:1", shared)
-    )
+    seen = rehearse(written(tmp_path, SHARES), tmp_path, shared).seen
+    one = seen["pipelines"][0]["prediction"]
     assert one["update_ns"] == pytest.approx(2 * two["update_ns"])
     # Copies to another GPU take longer than the actions.
     assert two["makespan_ns"] * (1 - two["bubble_ratio"]) == pytest.approx(
