@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from ..plan import Action, Kind, Plan
@@ -23,7 +23,8 @@ def most_held(
         levels: one level for each stage.
     """
     clocks, held = _clocks(plan), _cells(plan, stages, levels)
-    most = [_most(plan, device, held, clocks) for device in range(plan.num_devices)]
+    keys = [[(a.kind, a.stage, a.microbatch) for a in row] for row in plan.rows]
+    most = [_most(row, device, held, clocks, keys) for device, row in enumerate(plan.rows)]
     for homes in plan.placement.replicas:
         for device, costs in zip(homes, stages, strict=True):
             most[device] += costs.step_bytes
@@ -51,10 +52,14 @@ def _cells(
     """The bytes of each microbatch of each stage."""
     again = {(a.stage, a.microbatch) for row in plan.rows for a in row if a.kind is Kind.R}
     split = plan.has(Kind.W)
+    # All microbatches of a stage hold the same, but for what is recomputed of some.
+    of_stage = {
+        (stage, repeats): _held(costs, level, stage, repeats, split=split)
+        for stage, (costs, level) in enumerate(zip(stages, levels, strict=True))
+        for repeats in (False, True)
+    }
     return {
-        (stage, microbatch): _held(
-            stages[stage], levels[stage], stage, (stage, microbatch) in again, split=split
-        )
+        (stage, microbatch): of_stage[stage, (stage, microbatch) in again]
         for stage in range(plan.num_stages)
         for microbatch in range(plan.num_microbatches)
     }
@@ -80,19 +85,24 @@ def _held(
 
 
 def _most(
-    plan: Plan,
+    row: Sequence[Action],
     device: int,
     held: Mapping[tuple[int, int], HeldBytes],
     clocks: Mapping[Action, Sequence[int]],
+    keys: Sequence[Sequence[tuple[Kind, int, int]]],
 ) -> float:
-    row = plan.rows[device]
-    mine = {(action.stage, action.microbatch) for action in row}
-    stages = sorted({stage for stage, _ in mine})
+    """The peak of one device. Keys are those of `_by_others`, of all rows of the plan."""
+    added = _by_others(row, held)
     # By device and number of its actions that have run: the bytes that these have released.
-    let_go = [[0.0, *accumulate(_by_others(a, stages, mine, held) for a in r)] for r in plan.rows]
+    let_go = [
+        [0.0, *accumulate(added.get(key, 0.0) for key in of)] if added else [0.0] * (len(of) + 1)
+        for of in keys
+    ]
+    # Most devices add nothing, at any time.
+    adding = [(d, of) for d, of in enumerate(let_go) if d != device and any(of)]
     most = own = 0.0
     for position, action in enumerate(row):
-        gone = sum(let_go[d][n] for d, n in enumerate(clocks[action]) if d != device)
+        gone = sum(of[clocks[action][d]] for d, of in adding)
         before = own + gone + let_go[device][position]
         of_cell = held[action.stage, action.microbatch]
         own += of_cell.own.get(action.kind, 0.0)
@@ -102,15 +112,16 @@ def _most(
 
 
 def _by_others(
-    action: Action,
-    stages: Sequence[int],
-    mine: Set[tuple[int, int]],
-    held: Mapping[tuple[int, int], HeldBytes],
-) -> float:
-    """The bytes that an action of another cell adds to a device's cells of these stages."""
-    cells = [(s, action.microbatch) for s in stages if s != action.stage]
-    key = action.kind, action.stage
-    return sum(held[cell].others.get(key, 0.0) for cell in cells if cell in mine)
+    row: Sequence[Action], held: Mapping[tuple[int, int], HeldBytes]
+) -> dict[tuple[Kind, int, int], float]:
+    """By action of another stage, the bytes that it adds to the cells of a device's row."""
+    added: dict[tuple[Kind, int, int], float] = {}
+    for cell in sorted({(action.stage, action.microbatch) for action in row}):
+        for (kind, stage), num_bytes in held[cell].others.items():
+            if stage != cell[0]:
+                key = kind, stage, cell[1]
+                added[key] = added.get(key, 0.0) + num_bytes
+    return added
 
 
 def _clocks(plan: Plan) -> dict[Action, list[int]]:
