@@ -61,6 +61,23 @@ OF_STAGES = (
         ),
     ),
     *mutants(
+        "pykern/runtime/stage/straight_tape.py",
+        of_runtime("straight_tape"),
+        ("    if len(cut_tapes) != 1:\n", "    if not cut_tapes:\n"),
+        ("make(_parts(stage), None)(microbatch)", "pass"),
+        ("        tests.append(f", "        str(f"),
+        (" leaves[microbatch] = *leaves[microbatch], *mine", " pass"),
+        (
+            "return tuple([value for value in values if value.requires_grad])",
+            "return tuple(values)",
+        ),
+    ),
+    *mutants(
+        "pykern/trace/whole_stage.py",
+        of_runtime("straight_tape"),
+        ("for n in self._cut_tape.copied[piece]]", "for n in []]"),
+    ),
+    *mutants(
         "pykern/trace/state_reader.py",
         ("tests/trace/test_state_reader.py",),
         ("for name in held if name in self._names}", "for name in held}"),
