@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..kernels.head_loss import WithGradients
 from ..tensors.finite import require_finite
@@ -258,7 +259,7 @@ def _without_more_memory(loss: Tensor) -> Tensor:
 
     The mean that `mse_loss` returns still has the memory of all squares.
     """
-    is_plain = type(loss) is Tensor and loss.layout is torch.strided
+    is_plain = type(loss) in (Tensor, FakeTensor) and loss.layout is torch.strided
     return loss.clone() if is_plain and loss.untyped_storage().nbytes() > _MOST_HELD else loss
 
 

@@ -17,12 +17,31 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..notes import add_note
 from ..tensors.parameters import keep_gradient_dtype
 from ..tensors.trees import map_tensors
 
+# Losses whose mean or sum has the memory of all terms; torch's fake result has that of a number.
+_IN_TERMS = {
+    torch.ops.aten.mse_loss.default,
+    torch.ops.aten.smooth_l1_loss.default,
+    torch.ops.aten.binary_cross_entropy.default,
+    torch.ops.aten.soft_margin_loss.default,
+}
 _NOTE = "raised while the model ran without values, to count bytes"
+
+
+class _WithTerms(FakeTensorMode):
+    """A mode of fake tensors, in which such a loss has the memory that it has with values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result: Any = super().__torch_dispatch__(func, types, args, kwargs)
+        if func in _IN_TERMS and result.dim() == 0:
+            terms = torch.broadcast_shapes(args[0].shape, args[1].shape)
+            return result.new_empty(terms).as_strided((), ())
+        return result
 
 
 class WithoutValues:
@@ -34,9 +53,7 @@ class WithoutValues:
 
     def __init__(self, remedy: str = "") -> None:
         self._note = f"{_NOTE}. {remedy}" if remedy else _NOTE
-        from torch._subclasses import FakeTensorMode  # noqa: PLC0415 - takes long
-
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = _WithTerms(allow_non_fake_inputs=True)
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
