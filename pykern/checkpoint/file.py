@@ -72,6 +72,8 @@ class Tensors:
             CheckpointError: safetensors does not support this kind of tensor.
         """
         require_storable(name, tensor)
+        # safetensors' names are UTF-8, which has no lone surrogates.
+        name = name.encode(errors="backslashreplace").decode()
         host = whole(tensor).cpu().resolve_conj().resolve_neg().contiguous()
         if host.untyped_storage().data_ptr() in self._storages:
             host = host.clone()

@@ -6,6 +6,7 @@ numbers), a Counter of ints, or a float that is not finite. Other types are not 
 """
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +53,8 @@ def _encode(value: Any, where: str, add: Callable[[str, Tensor], str], levels: i
         # This branch takes numpy's float64 too, which is a float.
         return float(value) if math.isfinite(value) else {"float": repr(float(value))}
     if kind in _PLAIN:
+        if kind is int:
+            _require_digits(value, where)
         return value
     if kind in (Tensor, nn.Parameter) or is_dtensor(value):
         return {"tensor": add(where, value)}
@@ -83,7 +86,20 @@ def _levels_in(levels: int, opened: int) -> int:
 def _key(key: object, where: str) -> str | int:
     if type(key) not in (str, int):
         raise CheckpointError(f"keys of {where} must be strings or ints, got {shown(key)}")
+    if type(key) is int:
+        _require_digits(key, where)
     return key  # type: ignore[return-value]
+
+
+def _require_digits(number: int, where: str) -> None:
+    """Refuses an int that Python does not write as decimal digits, and JSON has no other."""
+    try:
+        str(number)
+    except ValueError:
+        raise CheckpointError(
+            f"{where} must have ints of at most {sys.get_int_max_str_digits()} digits, got one of "
+            f"{number.bit_length()} bits. Save a text, such as hex(number)"
+        ) from None
 
 
 def decode(value: Any, read: Callable[[str], Tensor]) -> Any:

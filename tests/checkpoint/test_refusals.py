@@ -184,6 +184,8 @@ def test_extra_that_is_no_data_is_refused(file):
     for extra, message in (
         ({1.5: 2}, "keys of extra must be strings or ints, got 1.5"),
         ({"f": print}, "extra/f must be a tensor, number, .*, got a builtin_function_or_method"),
+        ([2 << 20_000], "extra/0 must have ints of at most 4300 digits, got one of 20002 bits"),
+        ({2 << 20_000: 1}, "extra must have ints of at most 4300 digits, got one of 20002 bits"),
         (loop, "extra must have at most .* levels, got more. A container may contain itself"),
     ):
         with pytest.raises(CheckpointError, match=message):

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from pykern import checkpoint
 from tests.checkpoint.runs import Run, pipelined, plain, same
@@ -72,3 +73,14 @@ def test_dropout_goes_on_where_there_are_as_many_stages(file):
 def test_a_run_goes_on_on_gpus(file, gpus):
     expected = went_on(file, pipelined("cpu:4"))
     expect_same(file, pipelined("cuda"), *expected)
+
+
+def test_tensors_under_names_that_are_no_utf8(tmp_path):
+    """Python's names of files have lone surrogates where their bytes are of another encoding."""
+    model, file = nn.Module(), tmp_path / "run.ckpt"
+    model.register_buffer("\ud800", torch.ones(1))
+    extra = {"\ud800": torch.zeros(2), "\\ud800": torch.ones(2)}
+    checkpoint.save(file, model, extra=extra)
+    model.register_buffer("\ud800", torch.zeros(1))
+    torch.testing.assert_close(checkpoint.load(file, model), extra)
+    assert model.get_buffer("\ud800") == 1
