@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import _C
 from ..modes import random_states, set_states
 from ..notes import add_note
-from ..tensors.parameters import keep_gradient_dtype
+from ..tensors.parameters import keep_gradient_dtype, with_values
 from ..tensors.trees import all_tensors, map_tensors
 from .without_values import as_on_gpus
 
@@ -39,7 +39,7 @@ class WithValues:
         """A copy of a model, or of a list of layers.
 
         Raises:
-            ValueError: the model is on "meta".
+            ValueError: the model is on "meta", or was made to train in inference mode.
         """
         layers = model if isinstance(model, nn.Module) else nn.ModuleList(model)
         if any(each.is_meta for each in (*layers.parameters(), *layers.buffers())):
@@ -50,9 +50,7 @@ class WithValues:
         twins: dict[int, Tensor] = {}
         for one in layers.parameters():
             if type(one) is nn.Parameter:
-                twin = nn.Parameter(one.detach(), one.requires_grad)
-                keep_gradient_dtype(twin, one)
-                twins[id(one)] = twin
+                twins[id(one)] = with_values(one, one.detach())
         return copy.deepcopy(model, twins)
 
     def batch(self, tree: Any) -> Any:

@@ -25,8 +25,16 @@ def with_values(original: nn.Parameter, values: Tensor) -> nn.Parameter:
     Args:
         original: the original parameter.
         values: the values of the new parameter, which shares their memory.
+
+    Raises:
+        ValueError: the new parameter would train outside of inference mode, which made its values.
     """
     made: Any
+    if original.requires_grad and values.is_inference() and not torch.is_inference_mode_enabled():
+        raise ValueError(
+            "parameters that train must be made outside of torch.inference_mode, got one of shape "
+            f"{tuple(original.shape)} made within. Make the model outside, or freeze it"
+        )
     if _has_class(original):
         made = torch.Tensor._make_subclass(type(original), values, original.requires_grad)
     else:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -91,3 +92,40 @@ def test_remedies_work() -> None:
     for ready in (model, empty):
         with make(ready) as pipe:
             assert torch.equal(pipe(X), expected)
+
+
+USES: dict[str, Callable[[nn.Module], object]] = {
+    "time": lambda model: with_balance(model, "time"),
+    "memory": lambda model: with_balance(model, "memory"),
+    "auto": lambda model: with_balance(model, "time", schedule="auto"),
+    "call": lambda model: make(model)(X),
+    "memory of devices": lambda model: make(model).memory(X, target=X),
+    "tune": tune,
+    "estimate": lambda model: pykern.estimate(
+        model,
+        sample=X,
+        target=X,
+        loss_fn=F.mse_loss,
+        devices=2,
+        microbatches=2,
+        with_values=True,
+    ),
+}
+
+
+def with_balance(model: nn.Module, balance: Any, **more: Any) -> pykern.Pipeline:
+    return pykern.Pipeline(
+        model, devices="cpu:2", microbatches=2, balance=balance, sample=X[:2], **more
+    )
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_model_made_in_inference_mode_is_refused_where_it_would_train(use: str) -> None:
+    """torch's error told of a flag that nobody had set."""
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    with pytest.raises(ValueError, match=r"^parameters that train must be made"):
+        USES[use](model)
+    with torch.inference_mode():
+        assert torch.equal(make(model)(X), model(X))
+    with_balance(model.requires_grad_(False), "memory")
