@@ -51,16 +51,33 @@ class Adopted(nn.Module):
             # The pipeline shares the model's dictionaries, so that it has every new attribute too.
             for held in _SHARED:
                 vars(self)[held] = vars(root)[held]
-            self.training = root.training
         self._chain = chain
         # Setting the attribute would register a loss that is a module as a part of the model.
         vars(self)["_loss_fn"] = loss_fn
 
+    @property
+    def training(self) -> bool:
+        """The mode of the model, which `train` and `eval` of either set."""
+        chain = vars(self).get("_chain")
+        root = None if chain is None else chain.root
+        return vars(self)["training"] if root is None else root.training  # type: ignore[no-any-return]
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        chain = vars(self).get("_chain")
+        root = None if chain is None else chain.root
+        if root is None:
+            vars(self)["training"] = mode
+        else:
+            root.training = mode
+
     def train(self, mode: bool = True) -> Self:
-        """Sets the mode of the model."""
-        if self._chain.root is not None:
-            self._chain.root.train(mode)
-        return super().train(mode)
+        """Sets the mode of the model, whose own `train` may keep some modules in eval mode."""
+        root = self._chain.root
+        if root is None:
+            return super().train(mode)
+        root.train(mode)
+        return self
 
     @property
     def hf_device_map(self) -> dict[str, str]:

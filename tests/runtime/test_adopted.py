@@ -1,6 +1,6 @@
 """Layers, hooks and state that a model gets or loses while a pipeline runs the model."""
 
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -187,3 +187,47 @@ def test_a_loss_that_is_a_module_is_not_one_of_the_model(form: str) -> None:
         found = pipe.step(x, target=y)
         torch.testing.assert_close(found, F.mse_loss(pipe(x), y))
         assert len(list(pipe.children())) == 2
+
+
+class FrozenNorm(nn.Sequential):
+    """A model that keeps the running statistics of a pretrained norm."""
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+class OwnForward(FrozenNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self[2](self[1](self[0](x)))
+        return y if self.training else -y
+
+
+@pytest.mark.parametrize("kind", [FrozenNorm, OwnForward])
+def test_the_mode_is_that_of_the_model_whoever_sets_it(kind: type[FrozenNorm]) -> None:
+    """After `model.eval()` the pipeline told that it trained, and `pipe.train()` trained norms that
+    the model's own `train` keeps in eval mode."""
+    model = kind(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+    x = torch.randn(4, 2)
+    sample = x[:2] if kind is OwnForward else None
+    with pykern.Pipeline(model.train(), devices="cpu:2", microbatches=2, sample=sample) as pipe:
+        for one, mode in ((model, False), (pipe, True), (pipe, False), (model, True)):
+            one.train(mode)
+            assert (model.training, pipe.training) == (mode, mode)
+            assert [layer.training for layer in pipe.children()] == [mode, False, mode]
+            torch.testing.assert_close(pipe(x), model(x))
+        pipe.training = False
+        assert not model.training
+
+
+def test_the_mode_of_a_list_of_layers_is_that_of_the_pipeline() -> None:
+    layers = [nn.Linear(2, 2), nn.Dropout(0.5)]
+    with pykern.Pipeline(layers, devices="cpu:2", microbatches=2) as pipe:
+        assert pipe.training
+        pipe.eval()
+        assert not pipe.training
+        assert not any(layer.training for layer in layers)
+        pipe.train()
+        assert pipe.training
+        assert all(layer.training for layer in layers)
