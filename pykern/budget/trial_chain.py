@@ -17,6 +17,7 @@ from ..runtime.random.seed import StepSeed
 from ..runtime.recompute.recompute import INPUTS, Level
 from ..runtime.stage.stage import Finish, Stage
 from ..runtime.stage.transport import Transport
+from ..tensors.sparse import all_bytes
 from ..tensors.trees import map_tensors
 from .live_bytes import LiveBytes
 
@@ -114,7 +115,7 @@ class TrialChain:
         kind, stage = key
         if kind is not Kind.F or stage + 1 == len(self._stages):
             return 0
-        return sum(tensor.nbytes for tensor in self._stages[stage].outputs[0])
+        return sum(map(all_bytes, self._stages[stage].outputs[0]))
 
     def _time(self, cost: ActionCost, stage: int, action: Callable[[], None]) -> None:
         device = self._stages[stage].device

@@ -191,9 +191,13 @@ def _run(
     results = [leaf for leaf in flatten(output)[0] if _wants_gradient(leaf)]
     sources = [leaf for leaf in [*state.values(), *flatten(leaves)[0]] if _wants_gradient(leaf)]
     if results and sources:
-        ones = [torch.ones_like(result) for result in results]
-        torch.autograd.grad(results, sources, ones, allow_unused=True)
+        torch.autograd.grad(results, sources, list(map(_start, results)), allow_unused=True)
     return time.perf_counter_ns() - start, output
+
+
+def _start(result: Tensor) -> Tensor:
+    """A gradient of the result, whose values do not matter; torch makes no sparse ones."""
+    return torch.ones_like(result) if result.layout is torch.strided else result.detach()
 
 
 def _fresh_leaf(tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import nn
 from ..columns import in_columns
 from ..modes import as_before
 from ..tensors.parameters import num_values
+from ..tensors.sparse import all_bytes
 from ..tensors.trees import all_tensors
 from ..trace import CutError, Untouched, why_whole
 from .chain import RecordedChain
@@ -52,7 +53,7 @@ def _places(chain: RecordedChain, sample: Any) -> Iterator[tuple[str, str, str, 
     value: Any = chain.first_input(sample)
     for name, layer in chain.layers.items():
         tensors = all_tensors(value)
-        num_bytes = sum(tensor.nbytes for tensor in tensors)
+        num_bytes = sum(map(all_bytes, tensors))
         size = sum(map(num_values, layer.parameters()))
         yield name, f"{size:,}", f"{len(tensors)}", f"{num_bytes:,}"
         value = layer(value)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from ..budget.budget import Budget
 from ..pipeline.build import Built, Design
@@ -65,7 +66,7 @@ def fit_of(asked: Request, of: Design, made: Built, batch: Batch, at: Setting) -
     optimizer = at.optimizers.of(layers)
     loss_fn: Any = batch.finish.loss if isinstance(batch.finish, Mapped) else asked.loss_fn
     model = _model(asked, of, loss_fn, like(optimizer) if optimizer else None)
-    notes = [] if optimizer else ["no optimizer was made before the first step: without its state"]
+    notes = _of_optimizer(optimizer, layers)
     recompute: Any = made.levels if isinstance(asked.recompute, Budget) else asked.recompute
     inputs = named or (args[0] if len(args) == 1 else args)
     asked_for = PlannedStep(inputs, target, of.plan.num_microbatches, recompute, model)
@@ -79,6 +80,18 @@ def fit_of(asked: Request, of: Design, made: Built, batch: Batch, at: Setting) -
     tried = ((name, Fit(then, _by_gpu(then, asked, at), ())) for name, then in changes(step))
     change = next((name for name, then in tried if then.fits), None)
     return Fit(found, fit.memory, notes, change)
+
+
+def _of_optimizer(optimizer: Optimizer | None, layers: nn.Module) -> list[str]:
+    """Why the bytes of the optimizer's state may not be those of the script."""
+    if optimizer is None:
+        return ["no optimizer was made before the first step: without its state"]
+    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    trained = [id(one) for one in layers.parameters() if one.requires_grad]
+    if held.issuperset(trained):
+        return []
+    name = type(optimizer).__name__
+    return [f"the state of {name} is counted for all parameters that train, which it lacks in part"]
 
 
 def _first_known(step: PlannedStep) -> tuple[PlannedStep, Estimate | None, list[str]]:

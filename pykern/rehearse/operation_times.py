@@ -7,6 +7,7 @@ from typing import Any
 from ..boxes import BoxDevice
 from ..scale.cluster import REACHED
 from ..tensors.flops import flops_of
+from ..tensors.sparse import all_bytes
 from ..tensors.trees import all_tensors
 from ..torch_private import DispatchMode
 
@@ -38,7 +39,8 @@ class OperationTimes(DispatchMode):
         """Calls the operation."""
         result = func(*args, **(kwargs or {}))
         if not func.is_view:
-            moved = {id(tensor): tensor.nbytes for tensor in all_tensors((args, kwargs, result))}
+            tensors = all_tensors((args, kwargs, result))
+            moved = {id(tensor): all_bytes(tensor) for tensor in tensors}
             in_memory_ns = sum(moved.values()) / self._bytes_per_ns
             self.ns += max(in_memory_ns, flops_of(func, args, kwargs, result) / self._flops_per_ns)
         return result

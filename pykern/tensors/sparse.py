@@ -21,6 +21,11 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     return (tensor,)
 
 
+def all_bytes(tensor: Tensor) -> int:
+    """The bytes of all values; of a sparse tensor, of those that it holds and of their indices."""
+    return sum(part.nbytes for part in dense_parts(tensor))
+
+
 def are_equal(one: Tensor, other: Tensor) -> bool:
     """As `torch.equal`, which takes no sparse tensors."""
     if one.layout is not other.layout:

@@ -96,3 +96,41 @@ def test_their_bytes_are_counted(kind: str) -> None:
         held = pipe.memory(X, target=X).devices
         assert sum(device.buffers for device in held) == expected
         assert all(device.activations for device in held)
+
+
+class ToSparse(nn.Linear):
+    def __init__(self, kind: str) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        return KINDS[self.kind](super().forward(x))
+
+
+class OfSparse(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(x, self.weight)
+
+
+def test_sparse_values_between_layers() -> None:
+    """Such a pipeline has run its steps, and had errors of torch where bytes and times were
+    measured."""
+    model = nn.Sequential(ToSparse("pairs"), OfSparse(WIDTH, WIDTH))
+    rows = X[:ROWS]
+    budget = pykern.Budget(1e9, sample=rows, target=rows)
+    pipeline(model, recompute=budget)
+    for balance in ("time", "memory"):
+        pipeline(model, balance=balance, sample=rows)
+    with pipeline(model) as pipe:
+        pipe.step(X, target=X)
+        pipe.profile(X, target=X, steps=1)
+        held = pipe.memory(X, target=X)
+    given: dict[str, Any] = {"sample": rows, "target": rows, "loss_fn": F.mse_loss}
+    found = None
+    for with_values in (False, True):
+        found = pykern.estimate(model, devices=2, microbatches=4, with_values=with_values, **given)
+    # Two indices of 8 bytes beside each value, whose number is known with values alone.
+    assert found is not None
+    assert found.handed_bytes[0] == ROWS * WIDTH * (4 + 2 * 8)
+    assert all(one.activations for one in held.devices)
+    assert f"{ROWS * WIDTH * 20}" in pykern.explain_cut(model, rows)

@@ -122,3 +122,34 @@ def test_bytes_are_known_with_optimizers_that_look_at_values(tmp_path: Path) -> 
     assert "without the state of the optimizer" in fails["notes"][0]
     for one in (fails, both):
         assert one["prediction"]["step_ns"] > 0
+
+
+SPARSE = """
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(1000, 8, sparse=True)
+
+    def forward(self, ids):
+        return self.table(ids).mean(1)
+
+layers = [Words(), nn.Linear(8, 8)]
+pipe = pykern.Pipeline(layers, devices="cuda", microbatches=2, loss_fn=nn.functional.mse_loss)
+rest = torch.optim.SGD(layers[1].parameters(), lr=0.1)
+table = torch.optim.SparseAdam(layers[0].parameters())
+ids = torch.randint(1000, (4, 5), device="cuda")
+for _ in range(3):
+    pipe.step(ids, target=torch.zeros(4, 8, device="cuda"))
+    rest.step(), table.step()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_sparse_gradients_and_two_optimizers(tmp_path: Path) -> None:
+    """A sparse gradient has no bytes by torch's name for them, which ended the rehearsal."""
+    seen = rehearse(written(tmp_path, HEAD + SPARSE), tmp_path)
+    assert seen.status == 0, seen.err
+    _, pipeline = seen.seen["pipelines"]
+    assert pipeline["prediction"]["step_ns"] > 0
+    (note,) = [each for each in pipeline["notes"] if "the state of SparseAdam is counted" in each]
+    assert note.endswith("for all parameters that train, which it lacks in part")

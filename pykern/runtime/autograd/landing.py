@@ -28,7 +28,9 @@ def settled(gradient: Tensor) -> Tensor:
     torch makes a gradient the `.grad` of a parameter if the tensor has one holder, although other
     tensors may be views of the gradient. The next microbatch writes into that memory.
     """
-    if type(gradient) is Tensor and gradient.layout is torch.strided:
+    if gradient.layout is not torch.strided:
+        return gradient
+    if type(gradient) is Tensor:
         # A view holds its base tensor.
         alone = num_holders(gradient) <= _ALONE + gradient._is_view()
         return gradient if alone else copy_of(gradient)
