@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -17,6 +18,7 @@ from rich.console import Console
 from pykern._C import Shades
 from pykern.plan import Action, Costs, Placement, Span, Timeline, by_phases, by_slots, simulate
 from pykern.plan.drawing import as_text, save_chrome_trace, save_picture
+from pykern.schedules import gpipe
 
 HOSTILE = [
     "",
@@ -333,6 +335,11 @@ def test_a_timeline_without_a_name_is_refused() -> None:
         TypeError, match=r"timelines must be a dict of timelines by name, got a Timeline\. Give"
     ):
         as_text(Timeline([[Span(Action.parse("0F0"), 0, 5)]]))  # type: ignore[arg-type]
+    timeline = Timeline([[Span(Action.parse("0F0"), 0, 5)]])
+    others: list[Any] = [{"plan": gpipe(2, 2)}, {"none": None, "measured": timeline}, {1: timeline}]
+    for timelines in others:
+        with pytest.raises(TypeError, match="timelines must be a dict of timelines by name, got a"):
+            as_text(timelines)
 
 
 def test_actions_that_take_no_time_are_drawn(tmp_path: Path) -> None:

@@ -378,3 +378,12 @@ def test_errors_keep_their_number_and_name_the_file(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=re.escape(target.name)) as caught:
             save_plan(plan, target)
         assert (caught.value.errno, caught.value.filename) == (number, str(target))
+
+
+def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
+    wrong: Any = "gpipe"
+    with pytest.raises(TypeError, match="plan must be a Plan, got a str"):
+        save_plan(wrong, tmp_path / "plan.json")
+    with pytest.raises(TypeError, match="costs must be Costs or None, got a str"):
+        save_plan(one_f_one_b(2, 2), tmp_path / "plan.json", costs=wrong)
+    assert not list(tmp_path.iterdir())

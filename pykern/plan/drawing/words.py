@@ -31,7 +31,7 @@ def require_timelines(timelines: Mapping[str, Timeline]) -> None:
     """Refuses to draw nothing.
 
     Raises:
-        TypeError: The timelines have no names.
+        TypeError: The timelines have no names, or are something else, such as plans.
         ValueError: There is no timeline, or none of them holds a span.
     """
     if not isinstance(timelines, Mapping):
@@ -39,6 +39,12 @@ def require_timelines(timelines: Mapping[str, Timeline]) -> None:
             f"timelines must be a dict of timelines by name, got a {type(timelines).__name__}. "
             "Give for example {'measured': timeline}"
         )
+    for name, timeline in timelines.items():
+        if not isinstance(name, str) or not isinstance(timeline, Timeline):
+            raise TypeError(
+                "timelines must be a dict of timelines by name, got a "
+                f"{type(timeline).__name__} by {name!r}. Draw simulate(plan, costs) for a plan"
+            )
     if not any(timeline.kinds for timeline in timelines.values()):
         raise ValueError("timelines must hold at least one with an action in it, got none")
 

@@ -48,6 +48,7 @@ def save_plan(
             if the installed torch is that new.
 
     Raises:
+        TypeError: `plan` is not a plan, or `costs` are not costs.
         ValueError: The plan cannot run, the costs are not for it, the suffix is another, or the
             format cannot express the plan; or the file would be larger than 16 MiB or hold more
             than 2**20 actions.
@@ -55,6 +56,16 @@ def save_plan(
     """
     target = Path(path)
     suffix = suffix_of(target)
+    if not isinstance(plan, Plan):
+        raise TypeError(
+            f"plan must be a Plan, got a {type(plan).__name__}. Make one, such as by "
+            "pykern.schedules.gpipe(4, 8)"
+        )
+    if costs is not None and not isinstance(costs, Costs):
+        raise TypeError(
+            f"costs must be Costs or None, got a {type(costs).__name__}. Give "
+            "Costs(forward_ns, backward_ns)"
+        )
     require_count("actions", plan.num_actions, MAX_ACTIONS)
     if suffix == ".json":
         if transfers:
