@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from ..boxes import Box, load
 from ..columns import counted
 from ..plan import Action, Step, Timeline, critical_path, simulate
 from .causes import Causes, causes_of
@@ -22,9 +23,6 @@ from .tables import (
     of_path,
     of_stages,
 )
-
-if TYPE_CHECKING:
-    from ..boxes import Box
 
 
 @dataclass(frozen=True)
@@ -71,12 +69,18 @@ class Report(WithTimelines):
         rate, peak = self.flops_per_ns, self.seen.peak_flops_per_ns
         return rate / peak if rate and peak else None
 
-    def on_box(self, box: Box) -> Report:
+    def on_box(self, box: Box | str | os.PathLike[str]) -> Report:
         """The report with the rates of a box, whose first devices those of the plan are.
 
+        Args:
+            box: a profile, its file, or the name of one that comes with pykern.
+
         Raises:
-            ValueError: the box has fewer devices, or does not tell their operations per time.
+            OSError: the file cannot be read.
+            ValueError: there is no such profile, or its box has fewer devices, or does not tell
+                their operations per time.
         """
+        box = box if isinstance(box, Box) else load(box)
         count = self.seen.plan.num_devices
         rates = [device.flops_per_ns for device in box.devices[:count]]
         if len(rates) < count or not all(rates):

@@ -171,6 +171,7 @@ def test_a_box_tells_the_share_of_its_operations() -> None:
     on_box = report.on_box(box)
     assert on_box.flops_ratio == pytest.approx(1e5 / (4 * 989_400), rel=1e-3)
     assert "2.5% of what the box could do (MFU)" in on_box.summary()
+    assert report.on_box("h100x8") == on_box
     with pytest.raises(ValueError, match="box must have 4 devices with flops_per_ns, got 2"):
         report.on_box(load("rtx3090x2"))
 
