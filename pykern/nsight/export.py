@@ -31,6 +31,11 @@ def tables_of(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
     report = Path(path)
     with report.open("rb") as file:
         is_export = file.read(len(_SQLITE)) == _SQLITE
+    if report.suffix == ".sqlite" and not is_export:
+        raise ValueError(
+            f"the report must be an export of Nsight Systems, got {report.name}, which is "
+            "not an SQLite file. Export it anew: nsys export --type sqlite"
+        )
     with TemporaryDirectory() as folder:
         export = report if is_export else _exported(report, Path(folder))
         # As a URI, so that reading changes nothing.

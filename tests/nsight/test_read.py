@@ -209,6 +209,10 @@ def test_other_files_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ValueError, match="nsys must be on the PATH, got no such command"):
         read(text)
+    damaged = tmp_path / "damaged.sqlite"
+    damaged.write_text("no export")
+    with pytest.raises(ValueError, match=r"must be an export .*, got damaged\.sqlite, which is"):
+        read(damaged)
     empty = tmp_path / "other.sqlite"
     with sqlite3.connect(empty) as tables:
         tables.execute("CREATE TABLE NVTX_EVENTS (start INTEGER)")
