@@ -37,7 +37,7 @@ _OF_MEMORY: Mapping[str, Any] = {
 # of torch.cuda alone,
 _OF_CUDA: Mapping[str, Any] = {
     **_OF_MEMORY,
-    **_all_return(None, "init", "set_device", "set_stream", "ipc_collect", "set_sync_debug_mode"),
+    **_all_return(None, "init", "set_stream", "ipc_collect", "set_sync_debug_mode"),
     **_all_return(None, "set_rng_state", "set_rng_state_all", "set_per_process_memory_fraction"),
     **_all_return(None, "reset_max_memory_allocated", "reset_max_memory_cached"),
     **_all_return(None, "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats"),
@@ -83,6 +83,20 @@ class _StandIn:
     wait = wait_event = wait_stream = record
 
 
+def require_gpu(number: int, num_gpus: int) -> int:
+    """The number of a GPU, if the box has it.
+
+    Raises:
+        RuntimeError: it does not, as torch would raise there.
+    """
+    if not 0 <= number < num_gpus:
+        raise RuntimeError(
+            f"device must be one of the box's GPUs, 0 to {num_gpus - 1}, got {number}. Rehearse on "
+            "a box with more"
+        )
+    return number
+
+
 @contextmanager
 def gpus_of(box: Box, waits: HostWaits) -> Iterator[None]:
     """Within it torch.cuda has the box's GPUs."""
@@ -116,7 +130,7 @@ def _names(box: Box, waits: HostWaits) -> Mapping[str, Any]:
 
     def device(index: Any = None) -> BoxDevice:
         number = index if isinstance(index, int) else torch.device(index or "cuda").index
-        return box.devices[number or 0]
+        return box.devices[require_gpu(number or 0, len(box.devices))]
 
     def total(index: Any = None) -> int:
         return int(device(index).memory_bytes or 0)
@@ -149,12 +163,19 @@ def _names(box: Box, waits: HostWaits) -> Mapping[str, Any]:
         "device": Stream,
         "current_stream": Stream,
         "default_stream": Stream,
+        "set_device": partial(_set_device, device),
         "get_device_name": lambda index=None: device(index).name,
         "get_device_capability": capability,
         "get_device_properties": properties,
         "get_rng_state": lambda *_: torch.empty(0, dtype=torch.uint8),
         "mem_get_info": lambda index=None: (total(index), total(index)),
     }
+
+
+def _set_device(device: Callable[[Any], BoxDevice], index: Any) -> None:
+    # torch takes a negative number for no change.
+    if not (isinstance(index, int) and index < 0):
+        device(index)
 
 
 def _accelerator(of_cuda: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -167,10 +188,12 @@ def _accelerator(of_cuda: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         **_OF_MEMORY,
         **{name: partial(of_cuda[name]) for name in same},
-        **_all_return(None, "set_device_index", "set_device_idx", "empty_host_cache"),
+        **_all_return(None, "empty_host_cache"),
         **_all_return(0, "current_device_index", "current_device_idx"),
         "is_available": is_seen,
         "current_accelerator": lambda *_, **__: torch.device("cuda") if is_seen() else None,
+        "set_device_index": partial(of_cuda["set_device"]),
+        "set_device_idx": partial(of_cuda["set_device"]),
         "device_index": partial(of_cuda["device"]),
         "get_memory_info": partial(of_cuda["mem_get_info"]),
     }

@@ -15,6 +15,7 @@ from ..attributes import replaced
 from ..tensors.trees import all_tensors
 from .host_waits import HostWaits
 from .lines import called_by, called_by_runtime
+from .names import require_gpu
 
 _CPU = torch.device("cpu")
 # The device of a GPU's tensors, as scripts see it: it computes as the CPU, and is told from it.
@@ -47,11 +48,15 @@ class OnCpu(TorchFunctionMode):
     A tensor that the script moves to a GPU, or makes there, becomes another tensor of the CPU, and
     the mode remembers that it is a GPU's. So are results of functions with such an argument, and
     within an action of a pipeline all tensors.
+
+    Args:
+        waits: where the host waits.
+        num_gpus: of the box; None for any number.
     """
 
-    def __init__(self, waits: HostWaits) -> None:
+    def __init__(self, waits: HostWaits, num_gpus: int | None = None) -> None:
         super().__init__()
-        self._waits = waits
+        self._waits, self._num_gpus = waits, num_gpus
         self._paused = False
         self._makes_on_gpu = False
         self._on_gpus: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -65,20 +70,38 @@ class OnCpu(TorchFunctionMode):
             if callable(map_location):
                 return load(file, map_location, *args, **named)
             found = load(file, _CPU, *args, **named)
-            if _is_gpu(map_location):
+            if self._is_gpu(map_location):
                 self.put(all_tensors(found))
             return found
 
         def set_default_here(device: Any) -> None:
-            self._makes_on_gpu = _is_gpu(device)
+            self._makes_on_gpu = self._is_gpu(device)
             set_default(None if self._makes_on_gpu else device)
 
         with (
             self,
+            self._parameters(),
             replaced(torch, "load", load_here),
             replaced(torch, "set_default_device", set_default_here),
         ):
             yield
+
+    @contextmanager
+    def _parameters(self) -> Iterator[None]:
+        """Within it a parameter that is made of a GPU's tensor is a GPU's, which no mode sees."""
+        new = vars(nn.Parameter)["__new__"]
+
+        def made(cls: Any, data: Tensor | None = None, requires_grad: bool = True) -> Tensor:
+            parameter: Tensor = new(cls, data, requires_grad)
+            if data is not None and self._is_on_gpu(data):
+                self.put([parameter])
+            return parameter
+
+        nn.Parameter.__new__ = staticmethod(made)  # type: ignore[method-assign,assignment]
+        try:
+            yield
+        finally:
+            nn.Parameter.__new__ = new  # type: ignore[method-assign]
 
     def paused(self) -> AbstractContextManager[None]:
         """Within it everything is as it is without the mode."""
@@ -95,16 +118,13 @@ class OnCpu(TorchFunctionMode):
         if self._paused:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name == "pin_memory":
-            return args[0]
-        if func == _DEVICE_OF and self._is_on_gpu(args[0]) and not called_by_runtime():
-            return _GPU
-        if name in _MOVES and not called_by_runtime():
-            return self._move(name, args, kwargs)
+        answer = self._answer(name, func, args, kwargs)
+        if answer is not NotImplemented:
+            return answer
         if self._waits_for(name, args):
             self._waits.note(name.strip("_"))
         asked = kwargs.get("device")
-        to_gpu = _is_gpu(asked)
+        to_gpu = self._is_gpu(asked)
         if asked is None and self._makes_on_gpu and name in _MAKERS and not called_by_runtime():
             to_gpu = True
         if to_gpu:
@@ -117,6 +137,19 @@ class OnCpu(TorchFunctionMode):
         elif to_gpu or (asked is None and self._any_on_gpu((args, kwargs))):
             self.put(all_tensors(result))
         return result
+
+    def _answer(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a function that is about devices; NotImplemented for others."""
+        if name == "pin_memory":
+            return args[0]
+        if name == "_parse_to":
+            # The arguments of a module's `to`, for which it calls that of its tensors.
+            return func(*map(_named, args), **{key: _named(kwargs[key]) for key in kwargs})
+        if func == _DEVICE_OF and self._is_on_gpu(args[0]) and not called_by_runtime():
+            return _GPU
+        if name in _MOVES and not called_by_runtime():
+            return self._move(name, args, kwargs)
+        return NotImplemented
 
     def _waits_for(self, name: str, args: Any) -> bool:
         if name in _INDEXING:
@@ -137,9 +170,11 @@ class OnCpu(TorchFunctionMode):
             to_gpu = was_there
         if was_there and not to_gpu and not kwargs.get("non_blocking", False):
             self._waits.note(name)
-        if _is_gpu(kwargs.get("device")):
+        if self._is_gpu(kwargs.get("device")):
             kwargs["device"] = _CPU
-        if to_gpu != was_there and len(args) < 4:
+        # The place of `copy` among the arguments depends on the first one.
+        place = 4 if args[1:] and isinstance(args[1], torch.dtype | Tensor) else 5
+        if to_gpu != was_there and len(args) < place:
             kwargs["copy"] = True
         moved: Tensor = tensor.to(*args[1:], **kwargs) if args[1:] or kwargs else tensor
         if to_gpu:
@@ -150,14 +185,14 @@ class OnCpu(TorchFunctionMode):
         """The arguments of `to` for the CPU, and whether they name a GPU; None for no device."""
         if name != "to":
             kwargs.pop("memory_format", None)
-            kwargs.pop("device", None)
+            self._is_gpu(kwargs.pop("device", args[1] if name == "cuda" and args[1:] else None))
             return (args[0], _CPU), name == "cuda"
         given = kwargs.get("device", args[1] if len(args) > 1 else kwargs.get("other"))
         if isinstance(given, Tensor):
             return args, self._is_on_gpu(given)
         if given is None or isinstance(given, torch.dtype):
             return args, None
-        if not _is_gpu(given):
+        if not self._is_gpu(given):
             return args, False
         return (args if "device" in kwargs else (args[0], _CPU, *args[2:])), True
 
@@ -167,6 +202,18 @@ class OnCpu(TorchFunctionMode):
                 self.put([tensor])
             else:
                 self._on_gpus.pop(tensor, None)
+
+    def _is_gpu(self, device: Any) -> bool:
+        """Whether it names a GPU; refuses one that the box does not have."""
+        if isinstance(device, str) and device.startswith("cuda"):
+            device = torch.device(device)
+        elif isinstance(device, int) and not isinstance(device, bool):
+            device = torch.device("cuda", device)
+        if not isinstance(device, torch.device) or (device.type != "cuda" and device != _GPU):
+            return False
+        if self._num_gpus is not None:
+            require_gpu(device.index or 0, self._num_gpus)
+        return True
 
     def _is_on_gpu(self, tensor: Tensor) -> bool:
         return self._waits.acting or tensor in self._on_gpus
@@ -181,8 +228,7 @@ def _groups_devices() -> bool:
     return module.startswith("torch.") and module != nn.Module.__module__
 
 
-def _is_gpu(device: Any) -> bool:
-    if isinstance(device, torch.device):
-        return device.type == "cuda" or device == _GPU
-    is_index = isinstance(device, int) and not isinstance(device, bool)
-    return is_index or (isinstance(device, str) and device.startswith("cuda"))
+def _named(device: Any) -> Any:
+    """A GPU by its name, as torch without CUDA takes no number; anything else as it is."""
+    is_number = isinstance(device, int) and not isinstance(device, bool)
+    return torch.device("cuda", device) if is_number else device

@@ -50,7 +50,7 @@ def rehearse(script: str, arguments: Sequence[str], box: Box, steps: int = 3) ->
         ScriptFailed: the script raises an exception.
     """
     waits = HostWaits()
-    at = Setting(box, steps, waits, OnCpu(waits), MadeOptimizers())
+    at = Setting(box, steps, waits, OnCpu(waits, len(box.devices)), MadeOptimizers())
     found = _Pipelines(at)
     with ExitStack() as undo:
         undo.enter_context(gpus_of(box, waits))

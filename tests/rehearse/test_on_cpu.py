@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pykern.boxes import load
 from pykern.rehearse.host_waits import HostWaits
+from pykern.rehearse.names import gpus_of
 from pykern.rehearse.on_cpu import OnCpu
 
 
@@ -92,3 +94,50 @@ def test_a_tensor_that_moves_is_a_copy() -> None:
         assert torch.equal(x, torch.ones(2))
         assert there.cuda() is there
         assert there.device != x.device
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(2, 1).to(0),
+        lambda: nn.Linear(2, 1).to(0, torch.float64),
+        lambda: nn.Linear(2, 1).to(device="cuda"),
+        lambda: nn.Linear(2, 1, device="cuda:1"),
+        lambda: nn.Linear(2, 1, device="meta").to_empty(device="cuda"),
+    ],
+)
+def test_a_module_is_moved_to_a_gpu_and_back(make: Callable[[], nn.Linear]) -> None:
+    """`to(0)` was an error of a torch without CUDA, and `to("cpu")` left a module on the GPU."""
+    waits = HostWaits()
+    with OnCpu(waits).in_force():
+        model, there = make(), torch.ones(1, device="cuda").device
+        assert {each.device for each in model.parameters()} == {there}
+        model.bias.sum().item()
+        model.to("cpu")
+        assert {each.device for each in model.parameters()} == {torch.device("cpu")}
+        model.bias.sum().item()
+    assert [one.call for one in waits.found.elements()] == ["item", "to", "to"]
+    assert nn.Parameter(torch.ones(1)).device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: torch.ones(2).cuda(2),
+        lambda: torch.ones(2).to("cuda:2"),
+        lambda: torch.ones(2, device=torch.device("cuda", 2)),
+        lambda: nn.Linear(2, 1).to(2),
+        lambda: torch.cuda.set_device("cuda:2"),
+        lambda: torch.accelerator.set_device_index(2),
+        lambda: torch.cuda.get_device_name(2),
+    ],
+)
+def test_a_gpu_that_the_box_does_not_have_is_refused(use: Callable[[], object]) -> None:
+    """A script for four GPUs passed its rehearsal on a box with two."""
+    waits = HostWaits()
+    with gpus_of(load("2x4090"), waits), OnCpu(waits, 2):
+        torch.cuda.set_device(1)
+        torch.cuda.set_device(-1)
+        assert torch.ones(2).to("cuda:1").cuda(0).shape == (2,)
+        with pytest.raises(RuntimeError, match="device must be one of the box's GPUs, 0 to 1, got"):
+            use()
