@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,6 +60,7 @@ class Rehearsal(WithTimelines):
         box: the box.
         pipelines: of the script, in the order of their making.
         waits: how often the host would wait for a GPU, by place.
+        shared: whether pipelines share parameters, so that their bytes do not add up.
     """
 
     command = "pykern rehearse"
@@ -66,11 +68,32 @@ class Rehearsal(WithTimelines):
     box: Box
     pipelines: Sequence[RehearsedPipeline]
     waits: Mapping[HostWait, int]
+    shared: bool = False
 
     @property
     def passes(self) -> bool:
         """Whether no step is known not to fit, and no order is violated."""
-        return not any(one.fit.fits is False or one.violations for one in self.pipelines)
+        wrong = any(one.fit.fits is False or one.violations for one in self.pipelines)
+        return not (wrong or self.too_full)
+
+    @property
+    def too_full(self) -> list[str]:
+        """The GPUs that hold a step of each pipeline, and not all pipelines at once.
+
+        Activations are those of one pipeline, since their steps follow each other.
+        """
+        kept: dict[int, float] = defaultdict(float)
+        most: dict[int, float] = defaultdict(float)
+        for one in self.pipelines:
+            in_step: dict[int, float] = defaultdict(float)
+            for gpu, held in zip(one.gpus, one.fit.devices, strict=False):
+                kept[gpu] += held.total - held.activations
+                in_step[gpu] += held.activations
+            most.update({gpu: max(most[gpu], held) for gpu, held in in_step.items()})
+        if self.shared or len(self.pipelines) < 2:
+            return []
+        has = {gpu: self.box.devices[gpu].memory_bytes or math.inf for gpu in kept}
+        return [f"cuda:{gpu}" for gpu in sorted(kept) if kept[gpu] + most[gpu] > has[gpu]]
 
     def tables(self) -> list[Sheet]:
         """All tables, in their order."""
@@ -142,6 +165,8 @@ class Rehearsal(WithTimelines):
                     )
             if one.violations:
                 yield f"Violations of order: {len(one.violations)}."
+        if self.too_full:
+            yield f"All pipelines together do not fit {', '.join(self.too_full)}."
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes all of it as JSON; a loss that is not finite is null, as JSON has no word for it.

@@ -65,7 +65,9 @@ def rehearse(script: str, arguments: Sequence[str], box: Box, steps: int = 3) ->
             f"{Path(script).name} must take a step of a pykern.Pipeline for GPUs, got "
             f"{_instead(found)}"
         )
-    return Rehearsal(box, [_seen(one, box) for one in looked_at], dict(waits.found))
+    parameters = [id(each) for one in looked_at for each in one.model.parameters()]
+    shared = len(set(parameters)) < len(parameters)
+    return Rehearsal(box, [_seen(one, box) for one in looked_at], dict(waits.found), shared)
 
 
 def _instead(found: _Pipelines) -> str:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pykern.boxes import load
+from pykern.partition.balance import Partition
 from pykern.plan import Plan, with_reductions
 from pykern.rehearse import Rehearsal, RehearsedPipeline
 from pykern.rehearse.driver_model import DriverModel
@@ -11,6 +12,7 @@ from pykern.rehearse.memory import Fit
 from pykern.rehearse.order import Orders, orders_of
 from pykern.runtime.devices import DeviceLane
 from pykern.schedules import by_name
+from pykern.sizes.estimates import Bytes, Estimate
 from tests.fake_cuda.fake import build
 
 NAMES = ["gpipe", "one_f_one_b", "interleaved", "hanayo", "chimera", "zb_h1", "zb_v", "dualpipe_v"]
@@ -69,3 +71,21 @@ def test_a_violation_fails_the_rehearsal() -> None:
         assert found.passes is passes
         assert ("Violations of order: 1." in str(found)) is not passes
         assert ("a race" in str(found)) is not passes
+
+
+@pytest.mark.parametrize(
+    ("gib", "shared", "full"), [(7, False, []), (8, False, ["cuda:0"]), (8, True, [])]
+)
+def test_pipelines_that_fit_alone_may_not_fit_together(
+    gib: int, shared: bool, full: list[str]
+) -> None:
+    """Each was held against the whole GPU: `It fits. It fits.`"""
+    plan = plan_of("one_f_one_b")
+    held = [Bytes(gib * 2**30, 0, 0, 7 * 2**30, 0), *[Bytes(0, 0, 0, 0, 0)] * 3]
+    partition = Partition((), (), (), (), "parameters")
+    fit = Fit(Estimate(held, plan, partition, []), {0: (held[0].total, 24e9)}, [])
+    one = RehearsedPipeline(plan, [0, 1, 2, 3], [1.0], fit, {}, [], "no step was run")
+    found = Rehearsal(load("4x4090"), [one, one], {}, shared)
+    assert (found.too_full, found.passes) == (full, not full)
+    assert ("All pipelines together do not fit cuda:0." in found.summary()) is bool(full)
+    assert Rehearsal(load("4x4090"), [one], {}).passes
