@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..runtime.host_memory import Copied, HostLink
+from ..runtime.host_memory import HostLink, UntilCopied
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -110,8 +110,8 @@ class StageMirrors:
         self.mirrors: list[Mirror] = []
         self.num_streamed = 0
         self._link = link
-        self._coming: list[Copied] = []
-        self._going: Copied | None = None
+        self._coming: list[UntilCopied] = []
+        self._going: UntilCopied | None = None
         # The mirrors whose gradients `stream` has read, and the norms of these gradients.
         self._streamed: list[Mirror] = []
         self._norms = torch.empty(0, device="cpu")
@@ -186,14 +186,14 @@ class StageMirrors:
         if not behind:
             return
         self._wait_for_going()
-        self._link.copy([mirror.arrive() for mirror in behind], to_host=True).wait()
+        self._link.copy([mirror.arrive() for mirror in behind], to_host=True)()
         for mirror in behind:
             mirror.take_values()
 
     def land(self) -> bool:
         """Waits for the copies, gives the masters their gradients; whether there are any."""
         while self._coming:
-            self._coming.pop().wait()
+            self._coming.pop()()
         self._wait_for_going()
         for mirror in self.mirrors:
             mirror.take_gradient()
@@ -210,7 +210,7 @@ class StageMirrors:
 
     def _wait_for_going(self) -> None:
         if self._going is not None:
-            self._going.wait()
+            self._going()
             self._going = None
 
     def join(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -10,13 +10,8 @@ from torch import Tensor
 
 # Pairs of a source and a destination.
 CopyPairs = Sequence[tuple[Tensor, Tensor]]
-
-
-class Copied(Protocol):
-    """Copies that have been issued."""
-
-    def wait(self) -> None:
-        """Returns when the copies are done."""
+# Returns when copies that have been issued are done.
+UntilCopied = Callable[[], None]
 
 
 class HostLink(Protocol):
@@ -25,7 +20,7 @@ class HostLink(Protocol):
     def buffer(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         """Host memory for as many values as `like` has, in the same order."""
 
-    def copy(self, pairs: CopyPairs, *, to_host: bool) -> Copied:
+    def copy(self, pairs: CopyPairs, *, to_host: bool) -> UntilCopied:
         """Copies after torch's current stream. Do not write to the sources before the end."""
 
     def join(self) -> None:
@@ -39,17 +34,12 @@ class OneMemory:
         """Memory for as many values as `like` has, in the same order."""
         return torch.empty_like(like, dtype=dtype)
 
-    def copy(self, pairs: CopyPairs, *, to_host: bool) -> Copied:
+    def copy(self, pairs: CopyPairs, *, to_host: bool) -> UntilCopied:
         """Copies at once."""
         del to_host
         for source, into in pairs:
             into.copy_(source)
-        return _Done()
+        return self.join
 
     def join(self) -> None:
         """Does nothing: copies are done at once."""
-
-
-class _Done:
-    def wait(self) -> None:
-        """Does nothing: the copies are done."""

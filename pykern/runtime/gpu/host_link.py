@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..host_memory import Copied, CopyPairs
+from ..host_memory import CopyPairs, UntilCopied
 from . import cuda
 
 
@@ -23,9 +23,9 @@ class GpuLink:
         storage = self._gpus.pinned(like.numel() * dtype.itemsize).untyped_storage()
         return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, like.size(), strides)
 
-    def copy(self, pairs: CopyPairs, *, to_host: bool) -> Copied:
+    def copy(self, pairs: CopyPairs, *, to_host: bool) -> UntilCopied:
         """Issues the copies on the stream of their direction."""
-        return self._gpus.copy_beside(self._lane, pairs, to_host=to_host)
+        return self._gpus.copy_beside(self._lane, pairs, to_host=to_host).wait
 
     def join(self) -> None:
         """Has torch's current streams wait for the copies of all lanes."""
