@@ -32,7 +32,7 @@ from .torch_private import (
     set_multithreading,
 )
 
-_AUTOCAST_DEVICES = ("cpu", "cuda")
+AUTOCAST_DEVICES = ("cpu", "cuda")
 # The settings of autocast by device: whether it is on, and to which type it casts.
 Autocast = Sequence[tuple[str, bool, torch.dtype]]
 
@@ -102,7 +102,7 @@ def autocast() -> Autocast:
     """Autocast's settings on this thread."""
     return [
         (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        for device in _AUTOCAST_DEVICES
+        for device in AUTOCAST_DEVICES
     ]
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from ..modes import AUTOCAST_DEVICES
 from ..torch_private import (
     dispatch_modes,
     function_modes,
@@ -22,8 +23,7 @@ from ..torch_private import (
     top_hooks,
 )
 
-_AUTOCAST_DEVICES = ("cpu", "cuda")
-# Their dtypes on a thread that has set no others.
+# The dtypes of autocast on a thread that has set no others.
 _USUAL_DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -49,7 +49,7 @@ class CallerState:
         self.inference = torch.is_inference_mode_enabled()
         self.autocast = [
             (device, torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled())
-            for device in _AUTOCAST_DEVICES
+            for device in AUTOCAST_DEVICES
             if torch.is_autocast_enabled(device)
         ]
         self.autocast_dtypes = _autocast_dtypes()
@@ -119,5 +119,5 @@ def _autocast_dtypes() -> tuple[torch.dtype, ...]:
 
 
 def _set_autocast_dtypes(dtypes: tuple[torch.dtype, ...]) -> None:
-    for device, dtype in zip(_AUTOCAST_DEVICES, dtypes, strict=True):
+    for device, dtype in zip(AUTOCAST_DEVICES, dtypes, strict=True):
         torch.set_autocast_dtype(device, dtype)
