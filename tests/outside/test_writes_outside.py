@@ -8,22 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.outside.cases import MICROBATCHES, WIDTH, batch, mean_square, pipeline
-
-
-class Decays(nn.Linear):
-    """Writes its weight."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.weight.data.mul_(0.9)
-        return super().forward(x)
-
-
-class Renewed(nn.Linear):
-    """Gives its weight other memory."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.weight.data = self.weight.data * 0.9
-        return super().forward(x)
+from tests.support.writing_layers import Decays, Renewed
 
 
 @pytest.mark.parametrize("recompute", [None, "layer"])

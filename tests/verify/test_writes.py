@@ -9,25 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pykern
+from tests.support.writing_layers import Decays, Renewed
 
 WIDTH = 8
 X = torch.randn(8, WIDTH)
-
-
-class Decays(nn.Linear):
-    """Writes its weight."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.weight.data.mul_(0.9)
-        return super().forward(x)
-
-
-class Renewed(nn.Linear):
-    """Gives its weight other memory."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.weight.data = self.weight.data * 0.9
-        return super().forward(x)
 
 
 class DecaysFrozen(Decays):
