@@ -236,7 +236,8 @@ def _parts(pipe: Pipeline) -> tuple[dict[nn.Parameter, StageMirrors], list[Stage
     parts: list[StageMirrors] = []
     part_of: dict[nn.Parameter, StageMirrors] = {}
     for stage in pipe._executor.stages:
-        parts.append(StageMirrors(pipe._executor.host_link(stage)))
+        device = pipe.plan.placement.device_of(stage.index)
+        parts.append(StageMirrors(pipe._executor.driver.host_link(device)))
         for layer in stage.originals:
             for parameter in layer.parameters():
                 part_of.setdefault(parameter, parts[-1])

@@ -22,7 +22,6 @@ from .failures import Failures
 from .gpu.stream import GpuFlow
 from .gpu.streams import Streams
 from .halfway import Halfway
-from .host_memory import HostLink
 from .in_order import InOrder
 from .random.seed import StepSeed
 from .replicas import Replicas
@@ -98,11 +97,6 @@ class Executor:
         for kind, calls in self._callbacks.items():
             pairs = zip(self._stages, calls, strict=True)
             self._callbacks[kind] = [around(kind, stage, call) for stage, call in pairs]
-
-    def host_link(self, stage: Stage) -> HostLink:
-        """The link that copies parameters of a stage, and gradients, to the host and back."""
-        device = self._plan.placement.device_of(stage.index)
-        return self.driver.host_link(device)
 
     def copies(self, program: Program) -> Timeline:
         """The measured times of the program's copies in its last traced step; empty on CPUs."""
