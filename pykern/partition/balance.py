@@ -19,7 +19,7 @@ from ..columns import counted, in_columns
 from ..plan import require_counts
 from ..tensors.parameters import num_values
 from .bottleneck import Limit, balanced_ends, ends_for_speeds, spans_of
-from .layer_costs import bytes_held, costs_of_layers
+from .profile import bytes_held, costs_of_layers
 
 # The measure that stages share equally, the layers of each stage, or prices by patterns of names.
 Balance: TypeAlias = (

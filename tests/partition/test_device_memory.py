@@ -12,7 +12,7 @@ from torch import nn
 import pykern
 from pykern.partition import partition
 from pykern.partition.bottleneck import Limit, ends_for_speeds, spans_of
-from pykern.partition.layer_costs import bytes_held
+from pykern.partition.profile import bytes_held
 from pykern.partition.unequal import improved, stage_memory
 from pykern.plan import with_replicas
 from pykern.schedules import by_name
