@@ -36,9 +36,9 @@ from pykern._C import (
     with_replicas,
     with_updates,
 )
+from pykern.plan.costs import costs_with_frozen
 from pykern.plan.counts import require_counts, require_flags
 from pykern.plan.files import load_plan, load_plan_and_costs, save_plan
-from pykern.plan.frozen import costs_with_frozen
 
 __all__ = [
     "Action",
