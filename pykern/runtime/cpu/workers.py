@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import traceback
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -20,9 +22,14 @@ from ..failures import place_of
 from ..host_memory import OneMemory
 from ..profiled import follow_profiler
 from ..stage.stage import Stage
+from ..timeout import PipelineStalled
 from .freed_memory import keep_freed_memory
-from .stalled import stalled
 from .stream import WorkerFlow
+
+# An action and its device.
+DeviceAction = tuple[Action, int]
+# Names an action and its device, for a message.
+Where = Callable[[Action, int], str]
 
 
 class Workers:
@@ -91,12 +98,12 @@ class Workers:
         if caller.has_grad_alone and compiler() is None and self.core.is_short(program):
             return self.core.run_short(program, callbacks)
         with _C.Undo(caller.restore_threads):
-            return self.core.run(program, callbacks, caller, None, _stalled)
+            return self.core.run(program, callbacks, caller, None, _STALLED)
 
     def run_flow(self, flow: WorkerFlow, callbacks: Callbacks) -> list[Failure]:
         """Runs the batches that the flow is fed; returns the failures. The caller has the claim."""
         follow_profiler()
-        told = partial(stalled, partial(_where, flow.located))
+        told = partial(_stalled, partial(_where, flow.located))
         return self.core.run(flow.program, callbacks, flow.carry, flow.begun, told)
 
     def end(self) -> None:
@@ -116,9 +123,37 @@ class Workers:
         self.core.close()
 
 
+def _stalled(
+    where: Where,
+    acting: Sequence[tuple[DeviceAction, float, int]],
+    rows: Sequence[tuple[DeviceAction, Sequence[DeviceAction]]],
+) -> PipelineStalled:
+    """The exception for a step.
+
+    Args:
+        where: names an action.
+        acting: actions that have not ended, each with its seconds and its worker's thread.
+        rows: the next action of each device that waits, and the inputs that have not run.
+    """
+    if not acting:
+        return PipelineStalled("the step was abandoned; the pipeline is closed")
+    (place, seconds, _), *_ = acting
+    lines = [f"{where(*place)} has not ended for {seconds:.1f} s; the pipeline is closed"]
+    frames = sys._current_frames()
+    for place, seconds, thread in acting:
+        lines.append(f"device {place[1]} is in {where(*place)} for {seconds:.1f} s:")
+        frame = frames.get(thread)
+        lines += [] if frame is None else "".join(traceback.format_stack(frame)).splitlines()
+    for (action, device), inputs in rows:
+        missing = ", ".join(f"{one} of device {of}" for one, of in inputs)
+        lines.append(f"device {device} waits for {missing or 'a worker'}, to go on with {action}")
+    return PipelineStalled("\n".join(lines))
+
+
 def _where(located: Located | None, action: Action, device: int) -> str:
     action, batch = located(action) if located is not None else (action, "")
     return place_of(action, device, batch)
 
 
-_stalled = partial(stalled, partial(_where, None))
+# For steps, whose microbatches are all of one batch.
+_STALLED = partial(_stalled, partial(_where, None))
