@@ -6,12 +6,12 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from operator import add
-from typing import Any
 
 from ..plan import Costs, Plan
 from ..plan.costs import changed
+from ..plan.files.typed_json import from_text
 
 # A value for each number of rows measured, and each unit.
 Table = tuple[tuple[float, ...], ...]
@@ -169,20 +169,12 @@ class Measurements:
             ValueError: the text does not hold measurements.
         """
         try:
-            content = json.loads(text)
-            values = {field.name: _tuples(content[field.name]) for field in fields(cls)}
+            found = from_text(cls, text)
             # Older versions have taken no pairs.
-            _ = values["sizes"]["B ops F pair"]
-            return cls(**values)
-        except (TypeError, KeyError, json.JSONDecodeError) as error:
+            _ = found.sizes["B ops F pair"]
+        except (KeyError, ValueError) as error:
             raise ValueError(
                 f"measurements must be those of pykern.tune, got {error!r}. If another version of "
                 "pykern wrote the file, delete it to measure again"
             ) from None
-
-
-def _tuples(value: Any) -> Any:
-    """JSON's lists as tuples."""
-    if isinstance(value, dict):
-        return {key: _tuples(each) for key, each in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+        return found

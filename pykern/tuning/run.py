@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .. import _C
 from ..boxes import Box, load
 from ..pipeline.left_alone import left_alone
 from ..runtime.devices import Devices
 from ..runtime.loss import Loss
+from ..runtime.recompute.buffers import modules_in
 from .asked import Asked
 from .box_costs import box_costs
 from .cache import measured_once
 from .choice import Choice
-from .homes import moved_back
 from .measurements import Measurements
 from .progress import Tell, told
 from .proposal import Proposal
@@ -103,7 +105,7 @@ def tune(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
         model, sample, loss_fn, devices, target, batch_size, memory, optimizer, whole, more, profile
     )
     models = [*(model if isinstance(model, Sequence) else [model]), loss_fn]
-    with left_alone(models, map(torch.device, {"cpu", *asked.names})), moved_back(models):
+    with left_alone(models, map(torch.device, {"cpu", *asked.names})), _moved_back(models):
         with told("measuring") as tell:
             measured = measured_once(asked, None if resume is None else Path(resume), tell)
         if profile is not None:
@@ -151,3 +153,32 @@ def _choice(
 ) -> Choice:
     rest = [one for one in search.best if one not in finalists]
     return Choice(asked, measured, (*ran, *rest), search.num_simulated)
+
+
+@contextmanager
+def _moved_back(models: Sequence[object]) -> Iterator[None]:
+    """A context after which parameters are on the devices of before, and buffers are the same.
+
+    Args:
+        models: modules, among other objects that are passed over, such as a plain loss function.
+    """
+    modules = modules_in(models)
+    homes = {
+        p: p.device for module in modules for p in module._parameters.values() if p is not None
+    }
+    buffers = [(module, dict(module._buffers)) for module in modules]
+    with _C.Undo(_move_back, homes, buffers):
+        yield
+
+
+def _move_back(
+    homes: dict[nn.Parameter, torch.device],
+    buffers: Sequence[tuple[nn.Module, dict[str, Tensor | None]]],
+) -> None:
+    for parameter, home in homes.items():
+        if parameter.device != home:
+            # The gradients of measured steps are on the GPU, too.
+            parameter.grad = None
+            parameter.data = parameter.data.to(home)
+    for module, before in buffers:
+        module._buffers.update(before)
