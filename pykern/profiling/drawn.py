@@ -1,4 +1,4 @@
-"""Reports of a summary and tables, drawn for a terminal or as plain text."""
+"""Reports of a summary, tables and timelines, drawn for a terminal or as plain text."""
 
 from __future__ import annotations
 
@@ -25,8 +25,14 @@ _TEXTS = frozenset(
 )
 
 
-class InTables(ABC):
-    """A report whose string has all of its tables."""
+class WithTimelines(ABC):
+    """A report whose string has all of its tables, and whose timelines can be drawn.
+
+    Attributes:
+        command: the command that prints it, which is the title of its page.
+    """
+
+    command: ClassVar[str]
 
     @abstractmethod
     def summary(self) -> str:
@@ -59,16 +65,6 @@ class InTables(ABC):
         out = io.StringIO()
         Console(file=out, width=WIDTH, highlight=False).print(self)
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
-
-
-class WithTimelines(InTables):
-    """Such a report with timelines, which can be drawn.
-
-    Attributes:
-        command: the command that prints it, which is the title of its page.
-    """
-
-    command: ClassVar[str]
 
     @abstractmethod
     def timelines(self) -> Mapping[str, Timeline]:
