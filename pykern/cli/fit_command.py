@@ -68,7 +68,7 @@ def fit(
         import torch
         from rich.console import Console
 
-        from ..sizes.changes import PlannedStep, changes
+        from ..sizes.changes import NOT_ENOUGH, PlannedStep, changes
         from ..sizes.step_model import StepModel
 
         with torch.device("meta"):
@@ -92,12 +92,7 @@ def fit(
     typer.echo(f"It {'fits' if fits else 'does not fit'} in {room}: {_most(found)}.")
     if fits:
         return
-    typer.echo(
-        "Neither more microbatches, nor the optimizer on the host, nor recompute saves enough. "
-        "Take more devices."
-        if change is None
-        else f"It fits with {change[0]}: {_most(change[1])}."
-    )
+    typer.echo(NOT_ENOUGH if change is None else f"It fits with {change[0]}: {_most(change[1])}.")
     raise typer.Exit(1)
 
 

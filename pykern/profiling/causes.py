@@ -12,6 +12,7 @@ from itertools import pairwise
 from statistics import median_low
 
 from ..columns import counted
+from ..partition.unequal import stage_speeds
 from ..plan import Costs, Plan, Timeline, Wait, critical_path
 from ..plan.costs import by_device
 from .observed import Observed
@@ -138,8 +139,7 @@ def device_speeds(seen: Observed) -> list[float]:
 
 def with_speeds_undone(costs: Costs, plan: Plan, speeds: list[float]) -> Costs:
     """The costs of stages on devices that are not slow."""
-    homes = zip(*plan.placement.replicas, strict=True)
-    of_stage = [min(speeds[device] for device in of) for of in homes]
+    of_stage = stage_speeds(plan, speeds)
     return mapped(costs, plan.num_stages, lambda _, stage, ns: ns * of_stage[stage])
 
 

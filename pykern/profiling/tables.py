@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..plan import Bubble, Kind, bubbles, critical_path
+from ..plan import Bubble, Kind, Plan, bubbles, critical_path
 from ..plan.costs import by_stage
 from .causes import Causes
 from .changes import Improvement
@@ -71,8 +71,7 @@ def of_stages(seen: Observed) -> Sheet:
     times = [by_stage(seen.costs, kind, plan.num_stages) for kind in kinds]
     rows = [
         (
-            str(stage),
-            ", ".join(str(homes[stage]) for homes in plan.placement.replicas),
+            *stage_and_devices(plan, stage),
             str(len(seen.spans[stage])) if seen.spans else "-",
             *(in_ms(of[stage]) for of in times),
             f"{on_path[stage] / seen.timeline.makespan_ns:.1%}",
@@ -81,6 +80,11 @@ def of_stages(seen: Observed) -> Sheet:
     ]
     columns = ("stage", "device", "layers", *(f"{kind.name} ms" for kind in kinds), "on path")
     return Sheet("Stages: mean times, and their part of the critical path", columns, rows)
+
+
+def stage_and_devices(plan: Plan, stage: int) -> tuple[str, str]:
+    """The number of a stage, and those of the devices of its replicas."""
+    return str(stage), ", ".join(str(homes[stage]) for homes in plan.placement.replicas)
 
 
 def of_layers(seen: Observed) -> Sheet:

@@ -16,6 +16,7 @@ from ..plan import Plan, Timeline
 from ..plan.files import write_text
 from ..profiling.drawn import WithTimelines
 from ..profiling.tables import Sheet
+from ..sizes.changes import NOT_ENOUGH
 from .host_waits import HostWait
 from .memory import Fit
 from .order import Orders
@@ -156,13 +157,8 @@ class Rehearsal(WithTimelines):
                 yield "It fits."
             else:
                 yield "It does not fit, so the script was ended before its first step."
-                if one.fit.change is not None:
-                    yield f"It fits with {one.fit.change}."
-                else:
-                    yield (
-                        "Neither more microbatches, nor the optimizer on the host, nor recompute "
-                        "saves enough. Take more devices."
-                    )
+                change = one.fit.change
+                yield NOT_ENOUGH if change is None else f"It fits with {change}."
             if one.violations:
                 yield f"Violations of order: {len(one.violations)}."
         if self.too_full:

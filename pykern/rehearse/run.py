@@ -117,4 +117,4 @@ class _Pipelines:
     def close(self) -> None:
         """Ends the workers of pipelines that the script has left open."""
         for one in self.made:
-            one.close_pipeline()
+            one.model.close()

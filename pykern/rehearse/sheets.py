@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..plan import Kind
 from ..plan.costs import by_stage
-from ..profiling.tables import Sheet, in_ms
+from ..profiling.tables import Sheet, in_ms, stage_and_devices
 from ..sizes.estimates import Bytes
 
 if TYPE_CHECKING:
@@ -78,11 +78,7 @@ def _stages(one: RehearsedPipeline, time: StepPrediction, of: str) -> Sheet:
     kinds = [kind for kind in (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W) if plan.has(kind)]
     times = [by_stage(time.costs, kind, plan.num_stages) for kind in kinds]
     rows = [
-        (
-            str(stage),
-            ", ".join(str(homes[stage]) for homes in plan.placement.replicas),
-            *(in_ms(each[stage]) for each in times),
-        )
+        (*stage_and_devices(plan, stage), *(in_ms(each[stage]) for each in times))
         for stage in range(plan.num_stages)
     ]
     columns = ("stage", "device", *(f"{kind.name} ms" for kind in kinds))

@@ -120,10 +120,6 @@ class Watched(Feature):
         )
         self.waits = list(dict.fromkeys([*self.waits, *texts]))
 
-    def close_pipeline(self) -> None:
-        """Ends the workers."""
-        self.model.close()
-
     def _begin(self, batch: Batch) -> None:
         """Before the first step: its memory, and whose times are taken."""
         # Layers of a trial may name GPUs, so the mode stays on.

@@ -12,6 +12,12 @@ from ..runtime.recompute.recompute import INPUTS, LEVELS
 from .estimates import Estimate, estimate_step
 from .step_model import StepModel
 
+# Told where a step fits with none of the changes.
+NOT_ENOUGH = (
+    "Neither more microbatches, nor the optimizer on the host, nor recompute saves enough. "
+    "Take more devices."
+)
+
 
 @dataclass(frozen=True)
 class PlannedStep:
