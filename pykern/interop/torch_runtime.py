@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -270,11 +269,9 @@ def _greet_others_only(stage: _PipelineStageBase) -> None:
     greet = getattr(stage, "_get_init_p2p_neighbors_ops", None)
     if greet is not None:
         # Set on the stage alone, whose method it shadows.
-        stage.__dict__["_get_init_p2p_neighbors_ops"] = partial(_to_others, stage.group_rank, greet)
-
-
-def _to_others(rank: int, greet: Callable[[], list[dist.P2POp]]) -> list[dist.P2POp]:
-    return [operation for operation in greet() if operation.group_peer != rank]
+        stage.__dict__["_get_init_p2p_neighbors_ops"] = lambda: [
+            operation for operation in greet() if operation.group_peer != stage.group_rank
+        ]
 
 
 def _needs_input_gradient(stage: _PipelineStageBase) -> bool:

@@ -16,6 +16,7 @@ from .handover import TwoParts, Weights
 from .levels import level
 from .norm import NormKind, NormOptions, checked, drawn, of_delta
 from .norm_operation import backward_op, forward_op
+from .operation import multiplied_type
 
 
 class _NormLinear(TwoParts):
@@ -158,4 +159,4 @@ def _check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype
             raise ValueError(
                 f"{name} of a linear layer must be {x.dtype} as x is, got {tensor.dtype}"
             )
-    return torch.get_autocast_dtype(device) if casts else x.dtype
+    return multiplied_type(x)

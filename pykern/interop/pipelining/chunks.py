@@ -74,10 +74,11 @@ class StepArguments:
         )
 
     def targets(self, num_microbatches: int) -> list[Any]:
-        """The target of each microbatch, where there are targets."""
+        """The target of each microbatch, cut on dimension 0, where there are targets."""
         if self.target_mbs is not None:
             return list(self.target_mbs)
-        return split_target(self.target, num_microbatches)
+        parts, _ = split((self.target,), {}, num_microbatches)
+        return [part for (part,) in parts]
 
 
 def _require_cut(name: str, given: Any, num_microbatches: int) -> None:
@@ -143,11 +144,6 @@ def split(
             f"the dimension that is cut, got {num_microbatches}. Use fewer microbatches"
         )
     return parts, keywords
-
-
-def split_target(target: Any, num_microbatches: int) -> list[Any]:
-    """The target of each microbatch, cut on dimension 0."""
-    return [part for (part,) in split((target,), {}, num_microbatches)[0]]
 
 
 def merge(outputs: Sequence[Any], spec: Any) -> Any:
