@@ -1,16 +1,19 @@
 """Save and load of a training run: a model, its optimizer and the rest of the training state."""
 
+from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..modes import as_before
 from ..plan.files.strict_json import shown
+from ..tensors.dtensor import is_dtensor
 from . import file
 from .asked import require_kinds
 from .errors import CheckpointError
@@ -19,7 +22,6 @@ from .form import require_form
 from .model_state import Commit, add_grads, add_model, fit_grads, fit_model
 from .optimizer_state import fit_optimizer, kind_of, named_state, saving
 from .random_state import fit_random, random_state
-from .together import write_once
 from .tree import decode, encode
 
 
@@ -83,7 +85,7 @@ def save(  # noqa: PLR0913 - all that a run is made of, by keyword
         }
         parts = {name: encode(value, name, tensors.add) for name, value in values.items()}
         parts |= {"model": names, "grads": add_grads(model, tensors) if grads else None}
-        write_once(model, lambda: file.write(Path(path), parts, tensors))
+        _write_once(model, lambda: file.write(Path(path), parts, tensors))
 
 
 def load(
@@ -143,6 +145,35 @@ def load(
         for commit in commits:
             commit()
     return extra
+
+
+def _write_once(model: nn.Module, write: Callable[[], None]) -> None:
+    """Makes the first of the model's processes write; all processes return after that.
+
+    Raises:
+        CheckpointError: the first process could not write.
+        BaseException: this is the first process, and `write` raised it.
+    """
+    parameters: Iterator[Any] = model.parameters()
+    mesh = next((one.device_mesh for one in parameters if is_dtensor(one)), None)
+    if mesh is None:
+        write()
+        return
+    failed: BaseException | None = None
+    if mesh.get_local_rank() == 0:
+        try:
+            write()
+        except BaseException as error:
+            failed = error
+    told = torch.tensor(failed is not None, device=mesh.device_type)
+    dist.broadcast(told, group=mesh.get_group(), group_src=0)
+    if failed is not None:
+        raise failed
+    if told:
+        raise CheckpointError(
+            "the first of the processes with shards of the model could not write. Its own message "
+            "says why"
+        )
 
 
 def _part(saved: Saved, name: str) -> Any:
