@@ -130,23 +130,19 @@ def same_numbers() -> _C.Undo:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """A context in which torch has one intra-op thread: while others spin, workers lack cores."""
+def torch_threads(count: int) -> Iterator[None]:
+    """A context in which torch has so many intra-op threads. More that spin take workers' cores."""
     with _C.Undo(torch.set_num_threads, torch.get_num_threads()):
-        torch.set_num_threads(1)
+        torch.set_num_threads(count)
         yield
 
 
-@contextmanager
-def threads_of_a_worker(num_workers: int, running: int = 1) -> Iterator[None]:
+def threads_of_a_worker(num_workers: int, running: int = 1) -> AbstractContextManager[None]:
     """A context in which torch has as many intra-op threads as each of `num_workers` gets.
 
     Where `running` of them share these threads, it has as many times more.
     """
-    num_threads = torch.get_num_threads()
-    with _C.Undo(torch.set_num_threads, num_threads):
-        torch.set_num_threads(max(1, num_threads // num_workers) * running)
-        yield
+    return torch_threads(max(1, torch.get_num_threads() // num_workers) * running)
 
 
 def random_states(devices: Iterable[torch.device]) -> dict[torch.Generator, Tensor]:

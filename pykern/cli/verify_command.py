@@ -62,7 +62,7 @@ def verify(
             require_named(name)
         require_owned(names, options)
         make = workload_of(source)
-        from ..modes import one_thread
+        from ..modes import torch_threads
         from ..runtime.devices import parse_devices
         from ..verify import Verify
 
@@ -70,7 +70,7 @@ def verify(
         checks = Verify(1, rtol, atol)
         settings = {"devices": devices, "recompute": recompute, "verify": checks}
     verdicts = []
-    with one_thread():
+    with torch_threads(1):
         for name in names:
             try:
                 plan = by_name[name](num_devices, microbatches, **of_schedule(name, options))

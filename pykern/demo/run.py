@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..models import gpt, next_token_loss
-from ..modes import one_thread
+from ..modes import torch_threads
 from ..pipeline.pipeline import Pipeline
 from . import report
 from .progress import progress
@@ -87,7 +87,7 @@ def run(
     data = batches(corpus.training, batch, settings.window, SEED)
     held_out = even_windows(corpus.held_out, settings.held_out_windows, settings.window)
     pipe = Pipeline(model, devices=devices, schedule=plan, loss_fn=next_token_loss)
-    with one_thread(), pipe:
+    with torch_threads(1), pipe:
         report.opening(console, pipe, corpus, settings.steps, batch * settings.context)
         before = held_out_loss(pipe, *held_out)
         losses = train(pipe, data, settings.steps, settings.learning_rate)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..budget.fit_memory import held_by_action, most_held
 from ..budget.level_costs import StageCosts, StageLevel
 from ..cgroup import usable_cores
-from ..modes import one_thread
+from ..modes import torch_threads
 from ..partition.chain import max_stages
 from ..partition.profile import layer_times_ns
 from ..plan import Kind, Plan, require_counts
@@ -81,7 +81,7 @@ def profile(
         layer_ns: Sequence[float] = ()
         beside: dict[str, Any] = {}
         if on_cpu:
-            with one_thread():
+            with torch_threads(1):
                 layer_ns = _layer_ns(pipe, call, target)
                 beside = _beside_layers(make, pipe.plan.num_devices)
         looks = not on_cpu and torch.cuda.is_initialized()

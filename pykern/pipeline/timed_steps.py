@@ -11,7 +11,7 @@ from statistics import median_low
 
 import torch
 
-from .. import _C
+from ..modes import torch_threads
 from ..plan import Costs, Span, Timeline
 from ..profiling.hidden import hidden_share
 from ..profiling.stage_costs import median_costs
@@ -47,8 +47,7 @@ def timed_steps(
     alone: list[TimedStep] = []
     for number in range(WARMUPS + num_steps):
         for ran, count in ((as_is, threads), (alone, 1))[: 1 + competing]:
-            with _C.Undo(torch.set_num_threads, threads), pipe.tracing():
-                torch.set_num_threads(count)
+            with torch_threads(count), pipe.tracing():
                 before = _waited_ns(), time.process_time_ns(), time.perf_counter_ns()
                 step()
                 took_ns = time.perf_counter_ns() - before[2]

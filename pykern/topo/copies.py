@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from ..modes import one_thread
+from ..modes import torch_threads
 
 SIZES = tuple(2**power for power in range(12, 29, 2))
 
@@ -25,7 +25,7 @@ def flops_per_ns() -> float:
     """Operations of float32 matrix products per nanosecond on one thread, a median."""
     matrix = torch.randn(_WIDTH, _WIDTH)
     times = []
-    with one_thread():
+    with torch_threads(1):
         for _ in range(_ROUNDS):
             start = time.perf_counter_ns()
             torch.mm(matrix, matrix)
@@ -39,7 +39,7 @@ def copies_ns(num_bytes: int, rounds: int) -> list[float]:
     target = torch.empty_like(source)
     target.copy_(source)
     copies = max(1, _BYTES_OF_A_ROUND // num_bytes)
-    with one_thread():
+    with torch_threads(1):
         return [_copies_ns(source, target, copies) / copies for _ in range(rounds)]
 
 
