@@ -9,8 +9,9 @@ import typer
 from ..plan import save_plan, simulate
 from ..plan.files import write_text
 from .errors import bad_input
+from .frozen import with_frozen
 from .memory import peaks_in_words
-from .recompute import recomputed, with_frozen, without_in_words
+from .recompute import recomputed, without_in_words
 from .schedule_options import Given, with_schedule_options
 from .search import Search
 from .sources import (

@@ -1,32 +1,9 @@
-"""`pykern plan --frozen` and `--recompute`: plans that leave actions out, or have R as well."""
+"""`pykern plan --recompute`: a plan with cells of some stages recomputed, and one without."""
 
-from ..plan import (
-    Action,
-    Costs,
-    Kind,
-    Memory,
-    Plan,
-    costs_with_frozen,
-    simulate,
-    with_recompute,
-)
+from ..plan import Action, Costs, Kind, Memory, Plan, simulate, with_recompute
 from .memory import numbers, peaks_in_shares
 from .sources import Costed
 from .values import Stages
-
-
-def with_frozen(costed: Costed, stages: Stages) -> Costed:
-    """With these stages frozen, in the plan and in what its actions take.
-
-    Raises:
-        ValueError: The plan lacks a stage, or no stage is left to train.
-    """
-    source, plan = costed.source, costed.source.plan
-    numbers = range(plan.num_stages) if stages.numbers is None else stages.numbers
-    return costed._replace(
-        source=source._replace(plan=plan.with_frozen(list(numbers))),
-        costs=costs_with_frozen(costed.costs, plan.num_stages, numbers),
-    )
 
 
 def recomputed(costed: Costed, stages: Stages, memory: float | None) -> Costed:
