@@ -64,13 +64,16 @@ OF_STAGES = (
         "pykern/runtime/stage/straight_tape.py",
         of_runtime("straight_tape"),
         ("    if len(cut_tapes) != 1:\n", "    if not cut_tapes:\n"),
-        ("make(_parts(stage), None)(microbatch)", "pass"),
-        ("        tests.append(f", "        str(f"),
         (" leaves[microbatch] = *leaves[microbatch], *mine", " pass"),
         (
             "return tuple([value for value in values if value.requires_grad])",
             "return tuple(values)",
         ),
+    ),
+    *mutants(
+        "pykern/runtime/stage/straight_tape.py",
+        of_runtime("skips"),
+        ("        tests.append(f", "        str(f"),
     ),
     *mutants(
         "pykern/trace/whole_stage.py",

@@ -81,11 +81,14 @@ class Odd(nn.Module):
         mask = x > 0
         y = first(x)
         again = self.same(y)
-        z, _ = self.pair(second(y))
+        kept = torch.cos(y)
+        z, _ = self.pair(second(y) + torch.sin(y))
         z.relu_()
         left, right = third(z + again).chunk(2, dim=1)
+        # From an earlier stage.
+        kept.add_(1)
         joined = torch.cat([right, left], dim=1) * self.scale
-        out: Tensor = last(joined.masked_fill(mask, 0.25)) + y
+        out: Tensor = last(joined.masked_fill(mask, 0.25)) + y * kept
         return out
 
 

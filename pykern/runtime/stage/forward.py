@@ -66,7 +66,8 @@ def _segments(stage: Stage, arrive: Arrive | None) -> Run:
     """
     arguments, outputs, hand_over = stage.arguments, stage.outputs, stage.hand_over
     layers = stage.layers
-    parts = [(index, here_of, BareCalls(calls)) for index, here_of, calls in _parts(layers)]
+    # Filled by the first F, since most steps have straight code instead (`straight_tape`).
+    parts: list[Runnable] = []
     come = stage.parcels.come
 
     def forward(microbatch: int) -> None:
@@ -76,6 +77,11 @@ def _segments(stage: Stage, arrive: Arrive | None) -> Run:
             (env,) = given
             if microbatch in come:
                 open_parcels(stage, microbatch, env, arrive)
+            if not parts:
+                bare = [
+                    (index, here_of, BareCalls(calls)) for index, here_of, calls in _parts(layers)
+                ]
+                parts.extend(bare)
             now = parts if stage.layers is layers else _parts(stage.layers)
             value, pieces = env, env.cut_tape.pieces
             for index, here_of, modules in now:

@@ -7,7 +7,6 @@ without an environment around them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from ...torch_private.bare_calls import BareCalls
 from ...trace.cut_tape import CutTape
 from ...trace.routes import BATCH
-from ...trace.segment import Runnable, Segment
+from ...trace.segment import Segment
 from ...trace.whole_stage import WholeStage, named
 from . import backward, backward_skips
 from .forward import are_segments, drawing
@@ -30,14 +29,17 @@ if TYPE_CHECKING:
 Skipping = list[tuple[Sequence[Tensor], Sequence[Tensor]]]
 _EMPTY: tuple[Sequence[Tensor], Sequence[Tensor]] = (), ()
 # Makes F from a stage, the values that come past others and those that go past others, the
-# hand-over, the stage's segments, and the function to call if these are others by now.
+# hand-over, and the stage's segments as it runs them.
 MakeRun = Callable[..., "Run"]
 # By cut tape, one for each stage.
 _MAKES: WeakKeyDictionary[CutTape, list[MakeRun]] = WeakKeyDictionary()
 
 
 def enter(stages: Sequence[Stage], arguments: Sequence[tuple[Any, ...] | None]) -> None:
-    """Takes the model's arguments by microbatch, after all stages of a replica have begun."""
+    """Takes the model's arguments by microbatch.
+
+    All stages of a replica must have begun, with the layers that they run in this step.
+    """
     first = stages[0]
     if not all([_is_bare(stage) for stage in stages]):
         first.enter(arguments)
@@ -83,7 +85,9 @@ def _compose(stages: Sequence[Stage], cut_tape: CutTape, of_batch: dict[int, Ski
         come = [skipping[sender, stage.index] for sender, _ in whole.senders]
         go = [skipping[stage.index, reader] for reader, _ in whole.farther]
         end = stage.hand_over if stage.next is None else _to_later(stage, whole, go)
-        run = _forward(stage, partial(make, stage, come, go, end))
+        held = [layer.part() for layer in stage.layers if isinstance(layer, Segment)]
+        parts = [(index, here_of, BareCalls(calls)) for index, here_of, calls in held]
+        run = make(stage, come, go, end, parts)
         back = backward.straight(stage)
         if whole.farther or any([sender != BATCH for sender, _ in whole.senders]):
             back = backward_skips.straight(stage)
@@ -93,24 +97,11 @@ def _compose(stages: Sequence[Stage], cut_tape: CutTape, of_batch: dict[int, Ski
         stage.bare_forward, stage.bare_backward = run, back
 
 
-def _forward(stage: Stage, make: MakeRun) -> Run:
-    def changed(microbatch: int) -> None:
-        """Runs copies for ties, replicas and weight versions, which are set after a choice."""
-        make(_parts(stage), None)(microbatch)
-
-    parts = [(index, here_of, BareCalls(calls)) for index, here_of, calls in _parts(stage)]
-    return make(parts, changed)
-
-
-def _parts(stage: Stage) -> list[Runnable]:
-    return [layer.part() for layer in stage.layers if isinstance(layer, Segment)]
-
-
 def _make_of(whole: WholeStage) -> MakeRun:
     """Writes the F of a stage: takes values, runs the instructions, and hands values over."""
     head = [
-        "def make(stage, come, go, hand_over, parts, changed):",
-        "layers, arguments, outputs = stage.layers, stage.arguments, stage.outputs",
+        "def make(stage, come, go, hand_over, parts):",
+        "arguments, outputs = stage.arguments, stage.outputs",
         "leaves, opened, following = stage.leaves, stage.parcels.opened, stage.next",
         *(f"come_{place} = come[{place}]" for place in range(len(whole.senders))),
         *(f"go_{place} = go[{place}]" for place in range(len(whole.farther))),
@@ -118,7 +109,6 @@ def _make_of(whole: WholeStage) -> MakeRun:
     begin = [
         "given = arguments[microbatch]",
         "if given is None: return",
-        "if stage.layers is not layers: return changed(microbatch)",
         "arguments[microbatch] = None",
         *([f"{named(whole.come)}, = given"] if whole.come else []),
         "del given",
