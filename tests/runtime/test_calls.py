@@ -197,7 +197,7 @@ DROPOUT = [22, 13, 16]
             Skips,
             "B",
             {"sample": torch.ones(2, WIDTH)},
-            {"F": [1, 1, 5], "B": [2, 2, 3]},
+            {"F": [1, 1, 5], "B": [3, 2, 4]},
             id="skips",
         ),
         pytest.param(named, "B", {}, {"F": [6, 6, 9], "B": [2, 2, 2]}, id="keywords"),

@@ -17,7 +17,7 @@ from ..autograd.landing import Through, collect, landed
 from ..autograd.split import Work, backward_to_inputs
 from .forward import calls_of
 from .hand_over import again
-from .transport import TakeIn
+from .transport import Back, TakeIn
 
 if TYPE_CHECKING:
     from .stage import Run, Stage
@@ -61,6 +61,26 @@ def giving_back(stage: Stage, run: Run) -> Run:
         run(microbatch)
         found = previous.gradients[microbatch]
         previous.gradients[microbatch] = back(microbatch, maker, found)
+
+    return backward
+
+
+def with_parcels(stage: Stage, run: Run, back: Back | None) -> Run:
+    """Adds gradients from farther stages before B, and sends gradients to farther stages after.
+
+    `back` moves these, if they have to move.
+    """
+    parcels, previous = stage.parcels, stage.previous
+    answers, opened, gradients = parcels.answers, parcels.opened, stage.gradients
+
+    def backward(microbatch: int) -> None:
+        if microbatch in answers:
+            gradients[microbatch] = (*gradients[microbatch], *answers.pop(microbatch))
+        run(microbatch)
+        if microbatch in opened:
+            assert previous is not None
+            found = parcels.answer(microbatch, previous.gradients[microbatch], back)
+            previous.gradients[microbatch] = found
 
     return backward
 

@@ -78,10 +78,7 @@ def _segments(stage: Stage, arrive: Arrive | None) -> Run:
             if microbatch in come:
                 open_parcels(stage, microbatch, env, arrive)
             if not parts:
-                bare = [
-                    (index, here_of, BareCalls(calls)) for index, here_of, calls in _parts(layers)
-                ]
-                parts.extend(bare)
+                parts.extend([(index, of, BareCalls(calls)) for index, of, calls in _parts(layers)])
             now = parts if stage.layers is layers else _parts(stage.layers)
             value, pieces = env, env.cut_tape.pieces
             for index, here_of, modules in now:

@@ -19,7 +19,7 @@ from ..random.draws import Draws
 from ..random.seed import StepSeed
 from ..recompute.cell import Calls
 from ..recompute.recompute import Level, Recompute
-from . import backward, backward_skips, by_level, forward, hand_over, one_graph
+from . import backward, by_level, forward, hand_over, one_graph
 from .keywords import keywords_of
 from .settings import Settings
 from .skips import Parcels
@@ -172,8 +172,9 @@ class Stage:
         run: Run = partial(backward.graph_by_graph, self)
         if self.look_back is None:
             arrive = None if is_plain or self.next is None else self.transport.take_in
-            of = backward_skips if self._is_recorded else backward
-            run = of.straight(self, arrive)
+            run = backward.straight(self, arrive)
+            if self._is_recorded:
+                run = backward.with_parcels(self, run, None if is_plain else self.transport.back)
             if self.recomputed.has_levels:
                 run = backward.in_one_segment(self, run)
             run = backward.watched(self, run) if self.draws.possible else run

@@ -17,7 +17,7 @@ from ...trace.cut_tape import CutTape
 from ...trace.routes import BATCH
 from ...trace.segment import Segment
 from ...trace.whole_stage import WholeStage, named
-from . import backward, backward_skips
+from . import backward
 from .forward import are_segments, drawing
 from .hand_over import HandOver
 from .transport import Transport
@@ -90,7 +90,7 @@ def _compose(stages: Sequence[Stage], cut_tape: CutTape, of_batch: dict[int, Ski
         run = make(stage, come, go, end, parts)
         back = backward.straight(stage)
         if whole.farther or any([sender != BATCH for sender, _ in whole.senders]):
-            back = backward_skips.straight(stage)
+            back = backward.with_parcels(stage, back, None)
         if stage.draws.possible:
             run = drawing(stage, run, stage.draws.known())
             back = backward.watched(stage, back)
