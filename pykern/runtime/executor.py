@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,15 +23,13 @@ from .gpu.stream import GpuFlow
 from .gpu.streams import Streams
 from .halfway import Halfway
 from .in_order import InOrder
+from .observer import Observer
 from .random.seed import StepSeed
 from .replicas import Replicas
 from .stage import straight_tape
 from .stage.stage import Run, Stage
 from .stage.ties import Ties
 from .stream import Flow, OpenBatch
-
-if TYPE_CHECKING:
-    from .features.batch_norm import DeferredBatchNorm
 
 # Wraps the call of an action: gets the kind, the stage and the call; returns the new call.
 Around = Callable[[Kind, Stage, Run], Run]
@@ -74,7 +72,7 @@ class Executor:
         self.ties = Ties(stages)
         self.driver = driver
         self.in_one_memory = not isinstance(driver, Streams)
-        self._observers: list[DeferredBatchNorm] = []
+        self._observers: list[Observer] = []
         self._failures = Failures(driver.where)
         self._plan = plan
         # The last flow, if any.
@@ -84,8 +82,8 @@ class Executor:
         driver.connect(self.replicas.each, plan)
         close_at_exit(self)
 
-    def observe(self, observer: DeferredBatchNorm) -> None:
-        """Tells the observer when a step begins, has succeeded, and has ended, from now on."""
+    def observe(self, observer: Observer) -> None:
+        """Notifies the observer of every step from now on."""
         self._observers.append(observer)
 
     def watch(self, around: Around) -> None:

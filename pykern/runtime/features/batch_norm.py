@@ -127,7 +127,7 @@ class DeferredBatchNorm(Feature):
         self._seen[module].append((self._now[stage], seen))
 
     def begin_run(self) -> None:
-        """Turns off the modules' own updates in a step that begins."""
+        """Turns off the modules' own updates."""
         self.end_run()
         self._silent = [
             module
@@ -139,7 +139,7 @@ class DeferredBatchNorm(Feature):
             module.track_running_stats = False
 
     def succeed_run(self) -> None:
-        """Updates the statistics of all modules, since the step has succeeded."""
+        """Updates the statistics of all modules."""
         # `no_grad` is not needed: these tensors do not require grad.
         updates = [
             update for module, seen in self._seen.items() for update in _updates(module, seen)
@@ -150,7 +150,7 @@ class DeferredBatchNorm(Feature):
             torch._foreach_copy_(buffers, values)
 
     def end_run(self) -> None:
-        """Turns the modules' own updates on again. May be called twice, or before the begin."""
+        """Turns the modules' own updates on again."""
         for module in self._silent:
             module.track_running_stats = True
         self._silent, self._seen = [], {}
