@@ -149,7 +149,6 @@ TEST_CASE("a program that issues has the tasks of a job, each once, lanes first"
 }
 
 TEST_CASE("a copy that waits for a slot is issued by the thread that frees the slot") {
-    const FakeWorld world(2);
     const auto action = [](Kind kind, int stage, int microbatch) {
         return make_action(kind, stage, microbatch);
     };
@@ -164,22 +163,28 @@ TEST_CASE("a copy that waits for a slot is issued by the thread that frees the s
     for (int microbatch = 0; microbatch < 3; ++microbatch) {
         first.push_back(action(Kind::B, 0, microbatch));
     }
-    GraphJob job(Plan(Placement::linear(2), 3, {first, second}), lanes_on(2, 2));
-    Threads threads(job.job());
-    std::atomic<int> num_forwards = 0;
+    const Plan plan(Placement::linear(2), 3, {first, second});
+    // Nobody can wait for the end of the last forward, so that it may come after the slot is free.
+    constexpr int kNumTries = 100;
     int thread_of_copy = -1;
-    threads.before = [&](int worker, const Action& now) {
-        if (now == action(Kind::COPY_F, 0, 2)) thread_of_copy = worker;
-        // The first device has come to its last forward, whose copy may not leave yet.
-        if (now == action(Kind::F, 1, 0)) {
-            while (num_forwards < 3) std::this_thread::yield();
-        }
-        if (now.kind == Kind::F && now.stage == 0) ++num_forwards;
-    };
-    CHECK(job.issue(0, true, [&](Dispatch& dispatch) { return threads.issue(dispatch); }));
+    for (int tries = 0; tries < kNumTries && thread_of_copy != 1; ++tries) {
+        const FakeWorld world(2);
+        GraphJob job(plan, lanes_on(2, 2));
+        Threads threads(job.job());
+        std::atomic<int> num_forwards = 0;
+        threads.before = [&](int worker, const Action& now) {
+            if (now == action(Kind::COPY_F, 0, 2)) thread_of_copy = worker;
+            // The first device has come to its last forward, whose copy may not leave yet.
+            if (now == action(Kind::F, 1, 0)) {
+                while (num_forwards < 3) std::this_thread::yield();
+            }
+            if (now.kind == Kind::F && now.stage == 0) ++num_forwards;
+        };
+        CHECK(job.issue(0, true, [&](Dispatch& dispatch) { return threads.issue(dispatch); }));
+        CHECK(threads.num_elsewhere >= static_cast<int>(thread_of_copy == 1));
+        CHECK(job.results() == std::vector<Results>{reference(job.order(), 0)});
+    }
     CHECK(thread_of_copy == 1);
-    CHECK(threads.num_elsewhere >= 1);
-    CHECK(job.results() == std::vector<Results>{reference(job.order(), 0)});
 }
 
 TEST_CASE("a task that fails ends the step behind what was issued") {
