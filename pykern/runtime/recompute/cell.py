@@ -28,8 +28,8 @@ Calls = Sequence[Callable[..., Any]]
 One = tuple[torch.Size, torch.dtype]
 Described = One | list[One]
 # A microbatch whose graph R makes in one piece, by the layers alone, with nothing to restore: the
-# argument, the number of writes to it, and the outputs of F.
-OneGraph = tuple[Tensor, int, Described]
+# argument, the number of writes to it if they are counted, and the outputs of F.
+OneGraph = tuple[Tensor, int | None, Described]
 
 
 def run(calls: Calls, arguments: tuple[Any, ...]) -> Any:

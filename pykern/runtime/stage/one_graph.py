@@ -13,57 +13,70 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...torch_private.bare_calls import bare
-from ..recompute.cell import Calls, another, described, without_graph, written
+from ..recompute.cell import another, described, without_graph, written
+from ..recompute.watch import Seen
 from .forward import calls_of
 from .hand_over import again
 
 if TYPE_CHECKING:
     from .stage import Run, Stage
 
+# Observations of a stage's layers, the calls of the layers, each with whether F cuts the graph
+# behind it, and the latter alone.
+Ready = tuple[Seen, Sequence[tuple[Callable[..., Any], bool]], Sequence[bool]]
+
 
 def forward(stage: Stage, compute: Run) -> Run:
-    """F of such microbatches; `compute` runs F of all others."""
+    """F of such microbatches, as earlier steps have seen them; `compute` runs F of all others."""
     recomputed, arguments, hand_over = stage.recomputed, stage.arguments, stage.hand_over
-    cells, levels, seen_of = recomputed.cells, recomputed.levels, recomputed.seen
-    originals, is_last = stage.layers, stage.next is None
-    *bare_calls, bare_last = [bare(layer) for layer in originals]
+    cells, levels = recomputed.cells, recomputed.levels
+    originals, ready = stage.layers, _ready(stage)
 
     def forward(microbatch: int) -> None:
-        given, seen = arguments[microbatch], None
+        given, found = arguments[microbatch], None
         if given is not None and len(given) == 1 and type(argument := given[0]) is Tensor:
-            seen = seen_of.get((argument.requires_grad,))
-        if seen is None or not seen.is_bare or levels[microbatch] != "stage":
+            found = ready.get(argument.requires_grad)
+        if found is None or levels[microbatch] != "stage":
             compute(microbatch)
             return
         arguments[microbatch] = None
+        seen, calls, cuts = found
         if seen.has_buffers:
             loss_fn = getattr(stage.finish, "function", None)
             recomputed.look((argument.requires_grad,), seen, stage.layers, loss_fn)
-        calls: Calls = bare_calls
-        last: Callable[..., Any] = bare_last
         # Copies for ties, replicas and weight versions are set after F was composed.
         if stage.layers is not originals:
-            calls, last = stage.layers[:-1], stage.layers[-1]
+            calls = list(zip(stage.layers, cuts, strict=True))
         value: Any = argument
-        for call, can_cut in zip(calls, seen.can_cut, strict=False):
+        for call, is_cut in calls:
             value = call(value)
-            if can_cut:
+            if is_cut:
                 value = without_graph(value)
-        value = last(value)
-        # A hand-over to the next stage cuts the graph behind the last layer.
-        if is_last and seen.can_cut[-1]:
-            value = without_graph(value)
         outputs = hand_over(microbatch, value)
         if seen.has_buffers:
             recomputed.require_left_alone((argument.requires_grad,))
-        # As `version_of`. A tensor of inference mode requires no grad.
-        counts = argument.requires_grad or not argument.is_inference()
-        writes = argument._version if counts else 0
+        try:
+            writes = argument._version
+        except RuntimeError:
+            # Nothing counts the writes to a tensor of inference mode.
+            writes = None
         one = len(outputs) == 1
         made = (outputs[0].shape, outputs[0].dtype) if one else described(outputs)
         cells[microbatch] = argument, writes, made
 
     return forward
+
+
+def _ready(stage: Stage) -> dict[bool, Ready]:
+    """All that F looks up for an argument alone, by whether it requires grad."""
+    ready: dict[bool, Ready] = {}
+    for (needs, *others), seen in stage.recomputed.seen.items():
+        if not others and seen.is_bare:
+            *cuts, last = seen.can_cut
+            # A hand-over to the next stage cuts the graph behind the last layer.
+            cuts.append(last and stage.next is None)
+            ready[needs] = seen, list(zip(map(bare, stage.layers), cuts, strict=True)), cuts
+    return ready
 
 
 def recompute(stage: Stage) -> Run:
@@ -76,21 +89,20 @@ def recompute(stage: Stage) -> Run:
     bare_calls = [bare(layer) for layer in originals]
 
     def recompute(microbatch: int) -> None:
-        kept = cells.get(microbatch)
+        kept = cells.pop(microbatch, None)
         if not isinstance(kept, tuple):
             if kept is not None:
+                cells[microbatch] = kept
                 calls = calls_of(stage, microbatch, partial(again, stage))
                 outputs_of[microbatch] = kept.again(calls)
             return
-        del cells[microbatch]
         value, writes, before = kept
         # The argument is let go with the first call, unless the graph holds it.
         del kept
         # A stage without gradients has no backward.
         if not before:
             return
-        counts = value.requires_grad or not value.is_inference()
-        if writes != (value._version if counts else 0):
+        if writes is not None and writes != value._version:
             raise written()
         for call in bare_calls if stage.layers is originals else stage.layers:
             value = call(value)
