@@ -75,6 +75,16 @@ class Skips(nn.Module):
         return torch.add(last(middle(y)), kept)
 
 
+class InPlaceSkips(Skips):
+    """The same, with modules that work in place behind the blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(
+            *(nn.Sequential(layer, nn.ReLU(inplace=True)) for layer in linears())
+        )
+
+
 class Scaled(nn.Linear):
     """Has a constant buffer."""
 
@@ -199,6 +209,13 @@ DROPOUT = [22, 13, 16]
             {"sample": torch.ones(2, WIDTH)},
             {"F": [1, 1, 5], "B": [3, 2, 4]},
             id="skips",
+        ),
+        pytest.param(
+            InPlaceSkips,
+            "B",
+            {"sample": torch.ones(2, WIDTH)},
+            {"F": [1, 1, 5], "B": [3, 2, 4]},
+            id="skips in place",
         ),
         pytest.param(named, "B", {}, {"F": [6, 6, 9], "B": [2, 2, 2]}, id="keywords"),
         pytest.param(constants, "B", {}, {"F": [7, 7, 10], "B": [3, 3, 3]}, id="constant buffers"),

@@ -107,6 +107,21 @@ class Frozen(Skipping):
         return out
 
 
+class InPlace(Skipping):
+    """Begins each stage with a module that works in place, on values that others read as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relus = nn.ModuleList(nn.ReLU(inplace=True) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.zeros(())
+        for relu, block in zip(self.relus, self.blocks, strict=True):
+            kept = kept + torch.sigmoid(x)
+            x = block(relu(x))
+        return x + kept
+
+
 class InDict(Skipping):
     """Returns a dict."""
 
@@ -123,6 +138,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "drawing": Drawing,
     "odd": Odd,
     "frozen": Frozen,
+    "in place": InPlace,
     "in dict": InDict,
 }
 PLANS: dict[str, Plan] = {
@@ -197,6 +213,28 @@ def test_the_bits_are_those_of_the_general_way(
 
     monkeypatch.setattr(straight_tape, "enter", lambda stages, of: stages[0].enter(of))
     assert_equal(found, steps(twin, PLANS[plan], 4))
+
+
+@pytest.mark.parametrize("recompute", [None, "stage", "layer"])
+def test_modules_in_place_write_no_batch_and_no_value_of_another_stage(
+    recompute: Any,
+) -> None:
+    torch.manual_seed(0)
+    model = InPlace()
+    plain = copy.deepcopy(model)
+    with pykern.Pipeline(
+        model, devices="cpu:4", schedule=schedules.one_f_one_b(4, 4), loss_fn=loss_of,
+        sample=torch.randn(2, WIDTH), recompute=recompute,
+    ) as pipe:  # fmt: skip
+        for _ in range(3):
+            x, y = torch.randn(2, ROWS, WIDTH)
+            given = x.clone()
+            pipe.step(x, target=y)
+            assert torch.equal(x, given)
+            for rows, target in zip(given.chunk(4), y.chunk(4), strict=True):
+                (loss_of(plain(rows), target) / 4).backward()
+            for mine, of_plain in zip(model.parameters(), plain.parameters(), strict=True):
+                assert torch.equal(mine.grad, of_plain.grad)  # type: ignore[arg-type]
 
 
 def test_microbatches_of_two_sizes_go_the_general_way(straight: list[bool]) -> None:

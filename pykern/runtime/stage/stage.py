@@ -60,7 +60,7 @@ class Stage:
         # Each function adds the gradients of another replica of this stage.
         self.reductions: list[Callable[[], None]] = []
         # In-place layers get copies: they must not write into a leaf that requires grad, into saved
-        # tensors of the previous stage, or into the batch, which all microbatches share.
+        # tensors of the stage before, or into the batch. A recorded forward copies what it writes.
         self.copies_input = False
         # Wraps the calls of a microbatch.
         self.look: Callable[[int, Calls], Calls] | None = None
@@ -112,7 +112,8 @@ class Stage:
         changed = settings is not before
         if changed:
             self._compiled = settings.compiled
-            self.copies_input = any(getattr(one, "inplace", False) for one in settings.modules)
+            in_place = any(getattr(one, "inplace", False) for one in settings.modules)
+            self.copies_input = in_place and not self._is_recorded
             for notify in self.when_changed:
                 notify(settings)
         function = None if self.next else getattr(finish, "function", None)

@@ -67,7 +67,7 @@ def _is_bare(stage: Stage) -> bool:
     # Backwards in another step, and R, continue from what F leaves.
     goes_on = stage.recomputed.has_levels or getattr(stage.finish, "keeps_graphs", False)
     is_watched = stage.look is not None or stage.look_back is not None
-    if goes_on or is_watched or stage.copies_input:
+    if goes_on or is_watched:
         return False
     return not stage.draws.possible or stage.draws.known() is not None
 
