@@ -34,16 +34,29 @@ def flatten(tree: Any) -> tuple[list[Any], Spec]:
     return flatten(tree)
 
 
-def leaves(tree: Any) -> list[Any]:
-    """The leaves of a tree in order, those of `flatten`.
+def opened(tree: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
+    """The leaves of a tree in order, and a function that makes such a tree of others.
 
-    Tuples, lists and dicts avoid pytree, which takes longer and leaves a reference cycle each time.
+    As `flatten`, which takes longer and leaves a reference cycle each time: most nodes have none
+    below them.
     """
+    node = pytree.SUPPORTED_NODES.get(type(tree))
+    if node is not None:
+        children, context = node.flatten_fn(tree)
+        parts = list(children)
+        if all([type(part) in _ATOMS or isinstance(part, Tensor) for part in parts]):
+            return parts, lambda others: node.unflatten_fn(others, context)
+    found, spec = flatten(tree)
+    return found, lambda others: unflatten(others, spec)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of a tree in order, those of `flatten`, in less time as in `opened`."""
     kind = type(tree)
     if kind in _ATOMS or isinstance(tree, Tensor):
         return [tree]
     if kind is not dict and kind is not tuple and kind is not list:
-        return flatten(tree)[0]
+        return opened(tree)[0]
     found: list[Any] = []
     for part in tree.values() if kind is dict else tree:
         if type(part) in _ATOMS or isinstance(part, Tensor):

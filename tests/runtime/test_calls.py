@@ -217,6 +217,13 @@ DROPOUT = [22, 13, 16]
             {"F": [1, 1, 5], "B": [3, 2, 4]},
             id="skips in place",
         ),
+        pytest.param(
+            Skips,
+            "B",
+            {"sample": torch.ones(2, WIDTH), "recompute": "stage"},
+            {"F": [44, 43, 13], "B": [5, 5, 4], "R": [31, 30, 0]},
+            id="skips recompute stage",
+        ),
         pytest.param(named, "B", {}, {"F": [6, 6, 9], "B": [2, 2, 2]}, id="keywords"),
         pytest.param(constants, "B", {}, {"F": [7, 7, 10], "B": [3, 3, 3]}, id="constant buffers"),
         pytest.param(

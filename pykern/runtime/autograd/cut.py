@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...tensors.trees import flatten, map_tensors, tensors_of, unflatten
+from ...tensors.trees import flatten, map_tensors, opened, tensors_of
 
 # The alignment of allocators, in bytes.
 _BORDER = 64
@@ -45,7 +45,7 @@ def cut(value: Any, carry: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None
         if not value.requires_grad:
             return Cut(leaf, (), ())
         return Cut(leaf, (value,), (leaf.requires_grad_(),))
-    values, spec = flatten(value)
+    values, together = opened(value)
     unique = tensors_of(values)
     landed: Sequence[Tensor] = [tensor.detach() for tensor in unique]
     if carry is not None:
@@ -55,7 +55,7 @@ def cut(value: Any, carry: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None
     handed = {id(tensor): leaf for tensor, leaf in pairs}
     values = [handed.get(id(value), value) for value in values]
     outputs = tuple([tensor for tensor in unique if tensor.requires_grad])
-    return Cut(unflatten(values, spec), outputs, leaves)
+    return Cut(together(values), outputs, leaves)
 
 
 def hidden_in(value: Any) -> list[object]:

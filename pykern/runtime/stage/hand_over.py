@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ...tensors.trees import tensors_of
 from ..autograd.cut import cut, hidden_in
 from .skips import apart, ends_of
 from .transport import There
@@ -128,4 +129,4 @@ def again(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
         return (output,) if output.requires_grad else ()
     near, farther = apart(output, stage.index)
     ends = ends_of(output.values, farther) if farther else ()
-    return (*cut(near).outputs, *ends)
+    return (*[tensor for tensor in tensors_of(near) if tensor.requires_grad], *ends)
