@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..once import once
+from .copied import copied
 from .errors import CutError
 from .routes import BATCH, Direct, Routes, everywhere
 from .tape import Instruction, Tape
@@ -145,7 +146,8 @@ class CutTape:
     Attributes:
         tape, ends: as given.
         pieces: in order, each a function.
-        copied: by piece, the values of the batch, or of earlier stages, that it writes.
+        copied: by piece, the values that its stage writes and that are not the stage's own; all
+            in the first piece of the stage.
         output: gives what the model returns.
         inputs: numbers of the tensors among the forward's arguments that any piece needs.
         ways: for the batch and then each stage, which values go to the next stage, and which to
@@ -187,10 +189,12 @@ class CutTape:
             lambda low, high: direct(low, high, tape.with_gradients),
         )
         self.ways = [(routes.near(s), routes.farther(s)) for s in range(BATCH, num_stages)]
-        starts = [0, *ends[:-1]]
-        self.copied = [
-            self._copied(piece, start, self._pieces[piece]) for piece, start in enumerate(starts)
-        ]
+        self.copied: list[list[int]] = [[] for _ in self._pieces]
+        for stage in range(num_stages):
+            pieces = self.pieces_of(stage)
+            first, last = pieces[0], pieces[-1]
+            span = range(ends[first - 1] if first else 0, ends[last])
+            self.copied[first] = copied(tape, span, stage, makers, users)
         self.output = _output_of(tape)
         self.pieces = list(self._cut(routes))[::-1]
 
@@ -258,25 +262,3 @@ class CutTape:
             read = {value for instruction in inside for value in instruction.reads}
             needed = (needed | wanted | read) - made
             wanted = set()
-
-    def _copied(self, piece: int, start: int, inside: Sequence[Instruction]) -> list[int]:
-        """The values of the batch, or of earlier stages, that the piece writes: not its own."""
-        found = []
-        for instruction in inside:
-            for value in instruction.overwritten:
-                origin = self._piece_of.get(value)
-                if origin is not None and self._stage_of[origin] == self._stage_of[piece]:
-                    continue
-                self._refuse_views(value, start, instruction)
-                found.append(value)
-        return found
-
-    def _refuse_views(self, value: int, start: int, instruction: Instruction) -> None:
-        later = {v for following in self.tape.instructions[start:] for v in following.reads}
-        later |= set(refs_in(self.tape.output))
-        if self.tape.aliases.get(value, set()) & later:
-            whose = "a tensor of an earlier stage" if value in self._piece_of else "an argument"
-            raise CutError(
-                f"{instruction.where} writes into {whose} of which a view is used as well. Cut "
-                "elsewhere, or write into a copy"
-            )

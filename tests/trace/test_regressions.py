@@ -178,13 +178,6 @@ def test_a_forward_may_write_into_its_input() -> None:
     assert torch.equal(x, before)
 
 
-class WritesView(OfParts):
-    def forward(self, x: Tensor) -> Tensor:
-        half = x[:, :2]
-        x *= 2
-        return super().forward(x) + half.sum()
-
-
 class Differentiates(OfParts):
     def forward(self, x: Tensor) -> Tensor:
         x = x.requires_grad_()
@@ -202,7 +195,6 @@ class Hooked(OfParts):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (WritesView, "writes into an argument of which a view is used as well"),
         (
             Differentiates,
             r"runs a backward \(torch.autograd\) in the forward, through a graph that stages "
