@@ -9,7 +9,7 @@ import pytest
 from pykern.plan import Plan, files, load_plan, save_plan
 from pykern.plan.files import json_form, proved, torch_csv
 from pykern.plan.files.json_form import checksum, from_json, to_json
-from pykern.plan.files.strict_json import MAX_NESTING, read_json
+from pykern.plan.files.strict_json import MAX_DIGITS, MAX_NESTING, read_json
 from pykern.plan.files.torch_csv import from_torch_csv, to_torch_csv
 from pykern.schedules import one_f_one_b
 
@@ -114,3 +114,13 @@ def test_json_nests_as_far_as_is_said_on_any_python(pair: str) -> None:
     read_json(json.dumps({'\\"[': "]" * 9}))
     with pytest.raises(ValueError, match=r"the JSON must have at most .* levels, got more"):
         read_json(nested(MAX_NESTING + 1))
+
+
+def test_whole_numbers_have_a_limit_of_their_own() -> None:
+    """The message was Python's, which tells how to lift the interpreter's limit."""
+    assert read_json("1" * MAX_DIGITS) == int("1" * MAX_DIGITS)
+    text = to_json(one_f_one_b(1, 1)).replace('"num_slices": 1', f'"num_slices": {"1" * 5000}')
+    with pytest.raises(
+        ValueError, match=f"numbers must have at most {MAX_DIGITS} digits, got 5000"
+    ):
+        from_json(text)

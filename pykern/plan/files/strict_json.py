@@ -1,4 +1,4 @@
-"""JSON from untrusted sources: limited nesting, and no repeated keys.
+"""JSON from untrusted sources: limited nesting, limited numbers, and no repeated keys.
 
 Python's own reader stops at the interpreter's recursion limit, which differs between versions and
 depends on the caller's stack. For repeated keys, Python's reader keeps the last value.
@@ -6,6 +6,7 @@ depends on the caller's stack. For repeated keys, Python's reader keeps the last
 
 import json
 import re
+import sys
 from collections import Counter
 from itertools import accumulate
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 MAX_NESTING = 200
 # A value takes about a hundred bytes once it is read.
 MAX_VALUES = 1 << 23
+# No setting of Python's own limit is lower; Python's message tells how to lift that limit.
+MAX_DIGITS = sys.int_info.str_digits_check_threshold
 
 STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 NOT_MARKS = bytes(byte for byte in range(256) if byte not in b"[]{},")
@@ -30,11 +33,11 @@ def read_json(text: str, *, finite: bool = True, max_values: int = MAX_VALUES) -
 
     Raises:
         ValueError: The text is not JSON, is nested too deeply, has too many values, or repeats a
-            key.
+            key, or a whole number is too long.
     """
     require_plausible(text, max_values)
     constant = refuse_constant if finite else None
-    return json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+    return json.loads(text, object_pairs_hook=unique, parse_int=whole, parse_constant=constant)
 
 
 def require_plausible(text: str, max_values: int = MAX_VALUES) -> None:
@@ -59,6 +62,13 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"keys must occur once, got {shown(twice)} twice")
     return content
+
+
+def whole(digits: str) -> int:
+    """The number that the digits write; an interpreter refuses more of them than it is set to."""
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"numbers must have at most {MAX_DIGITS} digits, got {len(digits)}")
+    return int(digits)
 
 
 def refuse_constant(name: str) -> None:
