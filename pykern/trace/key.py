@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..tensors.trees import Call, Spec, flatten
@@ -46,5 +47,7 @@ def key_of_call(call: Call) -> tuple[list[Tensor], Hashable]:
         number = numbers.setdefault(id(leaf), len(tensors))
         if number == len(tensors):
             tensors.append(leaf)
-        given.append((number, leaf.shape, leaf.dtype, leaf.requires_grad))
+        # A forward may ask whether a tensor is contiguous.
+        layout = leaf.stride() if leaf.layout is torch.strided else leaf.layout
+        given.append((number, leaf.shape, layout, leaf.dtype, leaf.requires_grad))
     return tensors, (form, tuple(given))

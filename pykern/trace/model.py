@@ -36,9 +36,9 @@ from .values import held_in
 class Traced:
     """A model whose forward has been recorded, and the segments that it is cut into.
 
-    A tape is for inputs of some shapes, for the values beside tensors among them, and for the modes
-    of the caller and of the modules that are cut: others are recorded when they first come, which
-    runs the forward once and leaves no trace in the model or in torch's random numbers.
+    A tape is for inputs of some shapes and strides, for the values beside tensors among them, and
+    for the modes of the caller and of the modules that are cut: others are recorded when they first
+    come, which runs the forward once and leaves no trace in the model or in torch's random numbers.
 
     Args:
         model: an `nn.Module`.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pykern.partition.chain import RecordedChain
 from pykern.trace.key import key_of_call
+from tests.support.pipelines import small
 
 X, Y = torch.ones(2, 3), torch.zeros(2, 3)
 
@@ -34,6 +35,8 @@ def test_values_of_tensors_are_not_in_the_key():
         key(X, b=Y),
         key(X, Y[:1]),
         key(X, Y.double()),
+        key(X, Y.t().contiguous().t()),
+        key(X, Y.to_sparse()),
         key(X, Y.clone().requires_grad_()),
         key(X, 0),
         key(X, Y, None),
@@ -41,6 +44,27 @@ def test_values_of_tensors_are_not_in_the_key():
 )
 def test_calls_that_differ_have_other_keys(other: object) -> None:
     assert key(X, Y) != other
+
+
+class AsksForLayout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if not x.is_contiguous():
+            y = y * 2
+        out: Tensor = self.second(y)
+        return out
+
+
+def test_a_forward_may_ask_for_the_layout_of_its_input() -> None:
+    """The answer for the sample was that for all batches, without an error."""
+    model, x = AsksForLayout(), torch.randn(3, 4).t()
+    with small(model, sample=torch.randn(2, 3)) as pipe, torch.no_grad():
+        assert torch.equal(pipe(x), torch.cat([model(part) for part in x.split(2)]))
+        assert torch.equal(pipe(x.contiguous()), model(x.contiguous()))
 
 
 def test_a_tensor_that_is_given_twice_is_one_tensor():
