@@ -210,15 +210,17 @@ def compared(name: str, *, smoke: bool) -> dict[str, Any]:
     choice = pykern.tune(given.pop("model"), devices=DEVICES, **given)
     tuned_s = time.perf_counter() - start
     asked: Asked = choice.asked
+    # Every other round tells the best plan, and the rest what it takes: one of each.
+    final_rounds = 2 if smoke else FINAL_ROUNDS
     with left_alone([asked.model]):
         start = time.perf_counter()
         candidates, num_plans = fastest(choice, 6 if smoke else None)
         exhaustive_s = time.perf_counter() - start
         taken: list[list[int]] = [[] for _ in range(2 + len(candidates))]
-        for _ in range(FINAL_PIPELINES):
+        for _ in range(1 if smoke else FINAL_PIPELINES):
             with ExitStack() as opened:
                 pipes = [opened.enter_context(pipe) for pipe in finals(subject, choice, candidates)]
-                turns = times_in_turn(pipes, asked.batch(asked.rows), FINAL_ROUNDS)
+                turns = times_in_turn(pipes, asked.batch(asked.rows), final_rounds)
             for of_one, more in zip(taken, turns, strict=True):
                 of_one.extend(more)
     _, _, *telling = (statistics.median(of[::2]) for of in taken)
