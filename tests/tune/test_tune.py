@@ -109,8 +109,9 @@ def test_the_choice_is_the_model_again() -> None:
     with choice.pipeline() as pipe:
         torch.testing.assert_close(pipe.step(x, target=x), expected.detach())
     measured = [one.measured_ns for one in choice.proposals if one.measured_ns is not None]
-    assert measured == sorted(measured)
     assert choice.best.measured_ns == measured[0]
+    # One with fewer actions comes before another that is as fast: see `trial.ranked`.
+    assert measured[0] <= min(measured) * (1 + trial.SAME)
 
 
 def test_nothing_of_the_model_changes() -> None:
