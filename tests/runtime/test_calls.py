@@ -221,7 +221,7 @@ DROPOUT = [22, 13, 16]
             Skips,
             "B",
             {"sample": torch.ones(2, WIDTH), "recompute": "stage"},
-            {"F": [44, 43, 13], "B": [5, 5, 4], "R": [31, 30, 0]},
+            {"F": [8, 7, 13], "B": [4, 4, 4], "R": [6, 5, 0]},
             id="skips recompute stage",
         ),
         pytest.param(named, "B", {}, {"F": [6, 6, 9], "B": [2, 2, 2]}, id="keywords"),

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...kernels import seeds
 from ...tensors.trees import tensors_of
 from ...torch_private import top_hooks, version_of
+from ...trace import Environment
 from ..autograd.cut import Cut, cut
 from ..random.compiled import Whole
 from ..random.draws import repeat
@@ -30,6 +31,8 @@ Described = One | list[One]
 # A microbatch whose graph R makes in one piece, by the layers alone, with nothing to restore: the
 # argument, the number of writes to it if they are counted, and the outputs of F.
 OneGraph = tuple[Tensor, int | None, Described]
+# As `OneGraph`, for values of a recorded forward.
+OneGraphOfValues = tuple[Environment, list[int], Described]
 
 
 def run(calls: Calls, arguments: tuple[Any, ...]) -> Any:

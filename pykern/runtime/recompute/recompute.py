@@ -19,7 +19,7 @@ from ..autograd.cut import copies
 from ..random.compiled import Whole
 from ..random.eager import Begins, OwnState
 from .buffers import Buffers, BufferVersions, Names, modules_in, names_in
-from .cell import Calls, Cell, OneGraph
+from .cell import Calls, Cell, OneGraph, OneGraphOfValues
 from .untrained import Untrained
 from .watch import RecomputeSegment, Seen, Watch, without_saved_tensors_hooks
 
@@ -31,7 +31,7 @@ Level = kernels.KernelLevel | Inputs
 LEVELS: tuple[Level, ...] = (*kernels.LEVELS, *INPUTS)
 
 # The state that F keeps of one microbatch.
-KeptMicrobatch = Cell | OneGraph
+KeptMicrobatch = Cell | OneGraph | OneGraphOfValues
 
 _NOTHING = nullcontext()
 _NO_BUFFERS = Buffers((), ())

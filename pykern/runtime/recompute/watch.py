@@ -90,6 +90,14 @@ class Seen:
         first, *others = self.by_stage
         return not (others or first.keeps or self.changed or self.overwrites)
 
+    def cuts_behind(self, *, is_last: bool) -> list[bool]:
+        """For each layer of a stage, whether F cuts the graph behind it.
+
+        A hand-over to the next stage cuts the graph behind the last layer.
+        """
+        *cuts, last = self.can_cut
+        return [*cuts, last and is_last]
+
     def _segments(self, *, by_layer: bool) -> list[RecomputeSegment]:
         found: list[RecomputeSegment] = []
         for piece in self._pieces():

@@ -78,8 +78,8 @@ def _segments(stage: Stage, arrive: Arrive | None) -> Run:
             if microbatch in come:
                 open_parcels(stage, microbatch, env, arrive)
             if not parts:
-                parts.extend([(index, of, BareCalls(calls)) for index, of, calls in _parts(layers)])
-            now = parts if stage.layers is layers else _parts(stage.layers)
+                parts.extend(bare_parts(layers))
+            now = parts if stage.layers is layers else bare_parts(stage.layers)
             value, pieces = env, env.cut_tape.pieces
             for index, here_of, modules in now:
                 value = pieces[index](env, here_of, modules)
@@ -88,8 +88,10 @@ def _segments(stage: Stage, arrive: Arrive | None) -> Run:
     return forward
 
 
-def _parts(layers: Sequence[nn.Module]) -> list[Runnable]:
-    return [layer.part() for layer in layers if isinstance(layer, Segment)]
+def bare_parts(layers: Sequence[nn.Module]) -> list[Runnable]:
+    """The segments among layers, with the bare calls of their modules."""
+    held = [layer.part() for layer in layers if isinstance(layer, Segment)]
+    return [(index, here_of, BareCalls(calls)) for index, here_of, calls in held]
 
 
 def by_calls(stage: Stage) -> Run:

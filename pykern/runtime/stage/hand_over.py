@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...tensors.trees import tensors_of
+from ...trace import Environment
 from ..autograd.cut import cut, hidden_in
 from .skips import apart, ends_of
 from .transport import There
@@ -127,6 +128,10 @@ def again(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
         return stage.hand_over(microbatch, output)
     if isinstance(output, Tensor):
         return (output,) if output.requires_grad else ()
-    near, farther = apart(output, stage.index)
-    ends = ends_of(output.values, farther) if farther else ()
-    return (*[tensor for tensor in tensors_of(near) if tensor.requires_grad], *ends)
+    if not isinstance(output, Environment):
+        return tuple([tensor for tensor in tensors_of(output) if tensor.requires_grad])
+    near, farther = output.cut_tape.ways[stage.index + 1]
+    values = output.values
+    once = {id(values[number]): values[number] for number in near}
+    ends = ends_of(values, farther) if farther else ()
+    return (*[value for value in once.values() if value.requires_grad], *ends)

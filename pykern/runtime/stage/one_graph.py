@@ -47,6 +47,12 @@ def forward(stage: Stage, compute: Run) -> Run:
         # Copies for ties, replicas and weight versions are set after F was composed.
         if stage.layers is not originals:
             calls = list(zip(stage.layers, cuts, strict=True))
+        # Counted before the calls, which may write the argument in some forwards only.
+        try:
+            writes = argument._version
+        except RuntimeError:
+            # Nothing counts the writes to a tensor of inference mode.
+            writes = None
         value: Any = argument
         for call, is_cut in calls:
             value = call(value)
@@ -55,11 +61,6 @@ def forward(stage: Stage, compute: Run) -> Run:
         outputs = hand_over(microbatch, value)
         if seen.has_buffers:
             recomputed.require_left_alone((argument.requires_grad,))
-        try:
-            writes = argument._version
-        except RuntimeError:
-            # Nothing counts the writes to a tensor of inference mode.
-            writes = None
         one = len(outputs) == 1
         made = (outputs[0].shape, outputs[0].dtype) if one else described(outputs)
         cells[microbatch] = argument, writes, made
@@ -72,9 +73,7 @@ def _ready(stage: Stage) -> dict[bool, Ready]:
     ready: dict[bool, Ready] = {}
     for (needs, *others), seen in stage.recomputed.seen.items():
         if not others and seen.is_bare:
-            *cuts, last = seen.can_cut
-            # A hand-over to the next stage cuts the graph behind the last layer.
-            cuts.append(last and stage.next is None)
+            cuts = seen.cuts_behind(is_last=stage.next is None)
             ready[needs] = seen, list(zip(map(bare, stage.layers), cuts, strict=True)), cuts
     return ready
 
@@ -89,7 +88,7 @@ def recompute(stage: Stage) -> Run:
     bare_calls = [bare(layer) for layer in originals]
 
     def recompute(microbatch: int) -> None:
-        kept = cells.pop(microbatch, None)
+        kept: Any = cells.pop(microbatch, None)
         if not isinstance(kept, tuple):
             if kept is not None:
                 cells[microbatch] = kept

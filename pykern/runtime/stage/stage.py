@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...torch_private import checked_backward, run_backward, top_hooks
+from ...torch_private import checked_backward, run_backward
 from ...trace import Environment, Segment
 from ...trace.routes import BATCH
 from ..autograd.split import Work
@@ -19,7 +19,7 @@ from ..random.draws import Draws
 from ..random.seed import StepSeed
 from ..recompute.cell import Calls
 from ..recompute.recompute import Level, Recompute
-from . import backward, by_level, forward, hand_over, one_graph
+from . import backward, by_level, forward, hand_over
 from .keywords import keywords_of
 from .settings import Settings
 from .skips import Parcels
@@ -142,12 +142,7 @@ class Stage:
         compute = forward.by_calls(self) if by_calls else forward.straight(self, arrive)
         self.bare_recompute: Run = _outside_a_step
         if self.recomputed.has_levels:
-            self.bare_recompute = one_graph.recompute(self)
-            compute = by_level.at_levels(self, compute)
-            # Draws, and the caller's hooks for saved tensors, have to be restored.
-            bare = not (by_calls or self.draws.possible or top_hooks() is not None)
-            if bare and self.recomputed.by_stage:
-                compute = one_graph.forward(self, compute)
+            compute, self.bare_recompute = by_level.at_levels(self, compute, by_calls=by_calls)
         if self.draws.possible:
             bare = is_plain and not self.recomputed.has_levels
             compute = forward.drawing(self, compute, self.draws.known() if bare else None)

@@ -12,13 +12,11 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from ...torch_private.bare_calls import BareCalls
 from ...trace.cut_tape import CutTape
 from ...trace.routes import BATCH
-from ...trace.segment import Segment
 from ...trace.whole_stage import WholeStage, named
 from . import backward
-from .forward import are_segments, drawing
+from .forward import are_segments, bare_parts, drawing
 from .hand_over import HandOver
 from .transport import Transport
 
@@ -85,9 +83,7 @@ def _compose(stages: Sequence[Stage], cut_tape: CutTape, of_batch: dict[int, Ski
         come = [skipping[sender, stage.index] for sender, _ in whole.senders]
         go = [skipping[stage.index, reader] for reader, _ in whole.farther]
         end = stage.hand_over if stage.next is None else _to_later(stage, whole, go)
-        held = [layer.part() for layer in stage.layers if isinstance(layer, Segment)]
-        parts = [(index, here_of, BareCalls(calls)) for index, here_of, calls in held]
-        run = make(stage, come, go, end, parts)
+        run = make(stage, come, go, end, bare_parts(stage.layers))
         back = backward.straight(stage)
         if whole.farther or any([sender != BATCH for sender, _ in whole.senders]):
             back = backward.with_parcels(stage, back, None)
