@@ -33,8 +33,8 @@ OF_DRAWS = (
             "        if not seed.is_used:\n            return OwnState",
             "        if False:\n            return OwnState",
         ),
-        ("        self._first.manual_seed(", "        id("),
-        ("seed.of_stages.get(stage) or seed.of_stage(stage), index))", "seed.value(), index))"),
+        ("self._first.manual_seed(self._number), None", "self._first, None"),
+        ("seed.of_stages.get(stage) or seed.of_stage(stage), index)", "seed.value(), index)"),
     ),
     *mutants(
         "pykern/runtime/random/eager.py",

@@ -34,6 +34,18 @@ OF_STAGES = (
     ),
     *mutants(
         "pykern/runtime/stage/by_level.py",
+        of_runtime("recompute_draws"),
+        ("        if type(kept) is tuple:\n", "        if False:\n"),
+        ("        with repeat(begins):\n", "        if True:\n"),
+    ),
+    *mutants(
+        "pykern/runtime/random/eager.py",
+        of_runtime("recompute_draws"),
+        ("            self._is_fresh = False\n", ""),
+        ("begin.generator.manual_seed(begin.seed)", "begin.generator"),
+    ),
+    *mutants(
+        "pykern/runtime/stage/by_level.py",
         CELLS,
         ("            stage.arguments[microbatch] = None\n", ""),
     ),

@@ -224,6 +224,13 @@ DROPOUT = [22, 13, 16]
             {"F": [8, 7, 13], "B": [4, 4, 4], "R": [6, 5, 0]},
             id="skips recompute stage",
         ),
+        pytest.param(
+            dropouts,
+            "B",
+            {"recompute": "stage"},
+            {"F": [39, 15, 16], "B": [5, 4, 3], "R": [27, 9, 0]},
+            id="dropout recompute stage",
+        ),
         pytest.param(named, "B", {}, {"F": [6, 6, 9], "B": [2, 2, 2]}, id="keywords"),
         pytest.param(constants, "B", {}, {"F": [7, 7, 10], "B": [3, 3, 3]}, id="constant buffers"),
         pytest.param(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +26,16 @@ if TYPE_CHECKING:
 
 _CPU = torch.device("cpu")
 
-# The states of some generators.
-Begins = dict[torch.Generator, Tensor]
+
+class Seeded(NamedTuple):
+    """A generator of a stage, and the seed that it begins an action with."""
+
+    generator: torch.Generator
+    seed: int
+
+
+# The states of some default generators. A seed takes a thousandth of the memory of a state.
+Begins = Mapping[torch.Generator, Tensor | Seeded]
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
@@ -61,7 +70,10 @@ class OwnState(Interceptor):
         microbatch: of the action.
     """
 
-    _noted: Begins | None = None
+    _noted: dict[torch.Generator, Tensor | Seeded] | None = None
+    # The last seed of a generator, and whether nothing has been noted since.
+    _number = 0
+    _is_fresh = False
     _drew = False
     _num_seeds = 0
     _only_seeds = True
@@ -77,9 +89,23 @@ class OwnState(Interceptor):
         # Then the operations that take this action's generator are given it, and nobody is asked.
         if self._is_known and seed.is_used and torch.default_generator in draws.generators:
             self.generator = self._own(torch.default_generator)
+            self._is_fresh = True
+
+    def begins(self) -> Begins:
+        """The states for `repeat` of all draws of this action, none of which has come yet.
+
+        Only while there is a `generator`. Others are noted at their first draw from now on.
+        """
+        if self._noted is None:
+            assert self.generator is not None
+            self._noted = {torch.default_generator: Seeded(self.generator, self._number)}
+        return self._noted
 
     def note(self) -> Begins:
         """Notes from now on the state of each generator at its first draw: see `repeat`."""
+        if self._is_fresh:
+            self._is_fresh = False
+            return self.begins()
         self.generator, self._noted = None, {}
         return self._noted
 
@@ -130,7 +156,8 @@ class OwnState(Interceptor):
         if generator not in self._seeded:
             stage, seed = draws.stage, self._seed
             of_stage = seed.of_stages.get(stage) or seed.of_stage(stage)
-            self._seeded[generator] = own.manual_seed(mixed(of_stage, self._microbatch))
+            self._number = mixed(of_stage, self._microbatch)
+            self._seeded[generator] = own.manual_seed(self._number)
         return own
 
     def __exit__(self, *exception: object) -> None:
@@ -155,7 +182,7 @@ class KnownState(OwnState):
     def __init__(self, draws: Draws, seed: StepSeed) -> None:
         super().__init__(draws, seed, 0)
         self._steps = seed
-        self.generator = self._first = draws.generators[torch.default_generator]
+        self._first = draws.generators[torch.default_generator]
 
     def of(self, microbatch: int) -> OwnState:
         """The state of a microbatch's action; ends the state of the action before it."""
@@ -166,7 +193,9 @@ class KnownState(OwnState):
         self._seed, self._microbatch = seed, index
         self._seeded = {torch.default_generator: self._first}
         stage = self._draws.stage
-        self._first.manual_seed(mixed(seed.of_stages.get(stage) or seed.of_stage(stage), index))
+        self._number = mixed(seed.of_stages.get(stage) or seed.of_stage(stage), index)
+        self.generator, self._noted = self._first.manual_seed(self._number), None
+        self._is_fresh = True
         return self
 
 
@@ -194,8 +223,12 @@ class Repeat(Interceptor):
         """A generator that repeats the draws of this generator."""
         own = self._generators.get(generator)
         if own is None:
-            own = torch.Generator(generator.device)
-            own.set_state(self._begins[generator])
+            begin = self._begins[generator]
+            if isinstance(begin, Seeded):
+                own = begin.generator.manual_seed(begin.seed)
+            else:
+                own = torch.Generator(generator.device)
+                own.set_state(begin)
             self._generators[generator] = own
         return own
 
@@ -228,7 +261,7 @@ class NoteOwn(Interceptor):
 
     def __init__(self) -> None:
         know_operations()
-        self.begins: Begins = {}
+        self.begins: dict[torch.Generator, Tensor] = {}
 
     def draw(self, func: Operation, args: Args, kwargs: Kwargs) -> Any:
         """Calls the operation unchanged."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,13 @@ Described = One | list[One]
 OneGraph = tuple[Tensor, int | None, Described]
 # As `OneGraph`, for values of a recorded forward.
 OneGraphOfValues = tuple[Environment, list[int], Described]
+
+
+class Drawn(NamedTuple):
+    """Such a microbatch whose F has drawn random numbers, and the states that they began at."""
+
+    begins: Begins
+    kept: OneGraph | OneGraphOfValues
 
 
 def run(calls: Calls, arguments: tuple[Any, ...]) -> Any:

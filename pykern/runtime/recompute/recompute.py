@@ -19,7 +19,7 @@ from ..autograd.cut import copies
 from ..random.compiled import Whole
 from ..random.eager import Begins, OwnState
 from .buffers import Buffers, BufferVersions, Names, modules_in, names_in
-from .cell import Calls, Cell, OneGraph, OneGraphOfValues
+from .cell import Calls, Cell, Drawn, OneGraph, OneGraphOfValues
 from .untrained import Untrained
 from .watch import RecomputeSegment, Seen, Watch, without_saved_tensors_hooks
 
@@ -31,7 +31,7 @@ Level = kernels.KernelLevel | Inputs
 LEVELS: tuple[Level, ...] = (*kernels.LEVELS, *INPUTS)
 
 # The state that F keeps of one microbatch.
-KeptMicrobatch = Cell | OneGraph | OneGraphOfValues
+KeptMicrobatch = Cell | OneGraph | OneGraphOfValues | Drawn
 
 _NOTHING = nullcontext()
 _NO_BUFFERS = Buffers((), ())
@@ -253,7 +253,7 @@ def _not_kept(modules: Sequence[nn.Module], written: Names) -> RuntimeError:
 
 def _first_of(begins: Sequence[Begins]) -> Begins:
     """The first state of each generator in some calls, which run one after another."""
-    merged = type(begins[0])()
+    merged: Any = type(begins[0])()
     for one in reversed(begins):
         merged.update(one)
-    return merged
+    return merged  # type: ignore[no-any-return]

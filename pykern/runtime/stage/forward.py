@@ -165,7 +165,7 @@ def keeping(stage: Stage, compute: Run) -> Run:
 def drawing(stage: Stage, compute: Run, known: KnownState | None) -> Run:
     """Draws random numbers from the action's own state, until an F is seen not to draw.
 
-    With `known`, nothing is left to see, and no R repeats the draws.
+    With `known`, nothing is left to see.
     """
     draws = stage.draws
     if known is not None:
@@ -173,7 +173,7 @@ def drawing(stage: Stage, compute: Run, known: KnownState | None) -> Run:
 
         def known_forward(microbatch: int) -> None:
             if arguments[microbatch] is not None:
-                with state_of(microbatch):
+                with state_of(microbatch) as draws.state:
                     compute(microbatch)
 
         return known_forward

@@ -140,12 +140,13 @@ class Stage:
         by_calls = by_calls or not self.layers
         arrive = None if is_plain else self.transport.arrive
         compute = forward.by_calls(self) if by_calls else forward.straight(self, arrive)
+        known = self.draws.known() if is_plain and self.draws.possible else None
         self.bare_recompute: Run = _outside_a_step
         if self.recomputed.has_levels:
-            compute, self.bare_recompute = by_level.at_levels(self, compute, by_calls=by_calls)
+            levels = by_level.at_levels(self, compute, known, by_calls=by_calls)
+            compute, self.bare_recompute = levels
         if self.draws.possible:
-            bare = is_plain and not self.recomputed.has_levels
-            compute = forward.drawing(self, compute, self.draws.known() if bare else None)
+            compute = forward.drawing(self, compute, known)
         if self._is_recorded and (
             self.recomputed.has_levels or by_calls or not forward.are_segments(self.layers)
         ):
