@@ -228,7 +228,7 @@ DROPOUT = [22, 13, 16]
             dropouts,
             "B",
             {"recompute": "stage"},
-            {"F": [39, 15, 16], "B": [5, 4, 3], "R": [27, 9, 0]},
+            {"F": [39, 15, 16], "B": [5, 4, 3], "R": [27, 10, 0]},
             id="dropout recompute stage",
         ),
         pytest.param(named, "B", {}, {"F": [6, 6, 9], "B": [2, 2, 2]}, id="keywords"),

@@ -19,9 +19,9 @@ from tests.runtime.plans import recomputed
 from tests.support.pipelines import planned
 
 PLANS: dict[str, Plan] = {
-    "one worker": recomputed(interleaved(1, 3, 2)),
-    "gpipe": recomputed(gpipe(2, 3)),
-    "1f1b": recomputed(one_f_one_b(2, 3)),
+    "one worker": interleaved(1, 3, 2),
+    "gpipe": gpipe(2, 3),
+    "1f1b": one_f_one_b(2, 3),
 }
 
 
@@ -55,7 +55,7 @@ class Counts(Drops):
 
     def forward(self, x: Tensor) -> Tensor:
         self.count += 1
-        return super().forward(x) * self.count
+        return super().forward(x) * self.count.clone()
 
 
 class HasOwn(Drops):
@@ -122,11 +122,17 @@ def steps(model: nn.Module, plan: Plan, *, outside: bool, recompute: Any) -> lis
     return found
 
 
+@pytest.mark.parametrize("level", ["layer", "stage"])
 @pytest.mark.parametrize("outside", [False, True])
 @pytest.mark.parametrize("is_recorded", [False, True])
 @pytest.mark.parametrize(("kind", "plan"), CASES)
 def test_the_bits_are_those_without_recompute(
-    begun: list[Begins], kind: type[Drops], plan: str, is_recorded: bool, outside: bool
+    begun: list[Begins],
+    kind: type[Drops],
+    plan: str,
+    is_recorded: bool,
+    outside: bool,
+    level: str,
 ) -> None:
     torch.manual_seed(0)
     layers = nn.Sequential(kind(), nn.Tanh(), kind(), nn.Tanh())
@@ -135,9 +141,11 @@ def test_the_bits_are_those_without_recompute(
     for one, other in zip(model.modules(), twin.modules(), strict=True):
         if isinstance(one, HasOwn) and isinstance(other, HasOwn):
             other.own = [torch.Generator().manual_seed(3)]
-    found = steps(model, PLANS[plan], outside=outside, recompute="stage")
+    found = steps(model, recomputed(PLANS[plan]), outside=outside, recompute=level)
     # After the first steps, which are watched.
-    assert any(isinstance(one, Seeded) for one in begun[-1].values())
+    seeded = [any(isinstance(one, Seeded) for one in begins.values()) for begins in begun]
+    assert any(seeded)
+    assert level == "layer" or seeded[-1]
     expected = steps(twin, PLANS[plan], outside=outside, recompute=None)
     for mine, of_twin in zip(found, expected, strict=True):
         assert torch.equal(mine, of_twin)

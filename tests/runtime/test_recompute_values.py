@@ -80,7 +80,15 @@ class Noting(nn.Module):
         return y
 
 
-WHOLE = [f"blocks.{number}" for number in range(3)]
+class Same(nn.Module):
+    """Gives a copy when it is recorded, and later what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clone() if COPIES else x
+
+
+COPIES: list[bool] = []
+WHOLE = [*(f"blocks.{number}" for number in range(3)), "same"]
 
 
 class Chain(nn.Module):
@@ -90,14 +98,14 @@ class Chain(nn.Module):
         super().__init__()
         self.noting: list[Noting] = []
         self.blocks = nn.ModuleList(Noting(self.noting) for _ in range(3))
-        self.same = nn.Identity()
+        self.same = Same()
 
     def forward(self, x: Tensor) -> Tensor:
         first, second, third = self.blocks
         y = first(x)
         again = self.same(y)
         z = second(y)
-        out: Tensor = third(z * again) + y
+        out: Tensor = third(z) * again + y
         return out
 
 
@@ -127,6 +135,24 @@ def test_f_frees_the_graph_of_each_segment_and_r_makes_one() -> None:
                 assert torch.equal(mine.grad, of_plain.grad)
     assert sorted(last.found) == [[0, 0, 0]] * 2 + [[1, 1, 0]] * 2
     assert sorted(in_loss) == [[0, 0, 0]] * 2 + [[1, 1, 1]] * 2
+
+
+def test_a_tensor_that_is_two_values_stays_one() -> None:
+    """Behind a cut within the stage, it goes to the next stage, which gives it one gradient."""
+    model = Chain()
+    twin = copy.deepcopy(model)
+    x, y = torch.randn(4, WIDTH), torch.randn(4, WIDTH)
+    options: dict[str, Any] = {"sample": x[:2], "whole": WHOLE, "split_at": WHOLE[2:3]}
+    for one, plan in ((model, recomputed(gpipe(2, 2))), (twin, gpipe(2, 2))):
+        COPIES.append(True)
+        with planned(one, plan, balance=None, **options) as pipe:
+            for _ in range(3):
+                pipe.step(x, target=y)
+                COPIES.clear()
+    for mine, of_twin in zip(model.parameters(), twin.parameters(), strict=True):
+        assert mine.grad is not None
+        assert of_twin.grad is not None
+        assert torch.equal(mine.grad, of_twin.grad)
 
 
 @pytest.mark.parametrize("num_good_steps", [0, 2])

@@ -62,7 +62,7 @@ class Draws:
             mode: any value that changes when other layers may draw.
             compiled_for: the stage's device, if it has compiled layers.
         """
-        self._seed = seed
+        self._seed, self.state = seed, None
         if compiled_for is None:
             self._whole = ()
         else:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...torch_private import top_hooks
 from ..random.draws import repeat
 from ..random.eager import KnownState, OwnState
-from ..recompute.cell import Drawn
+from ..recompute.cell import Cell, Drawn
 from . import one_graph, one_graph_of_values
 from .forward import are_segments, calls_of
+from .hand_over import again
 
 if TYPE_CHECKING:
     from .stage import Run, Stage
@@ -26,18 +28,19 @@ def at_levels(
         known: the modes of forwards, if they draw and nothing is left to watch.
         by_calls: whether a feature wraps single calls.
     """
-    run, again = _forward(stage, compute), one_graph.recompute(stage)
-    are_values = are_segments(stage.layers)
-    if are_values:
-        again = one_graph_of_values.recompute(stage, again)
+    run, others = _forward(stage, compute), _recompute(stage)
+    if not stage.recomputed.by_stage:
+        return run, others
     # The caller's hooks for saved tensors have to be restored, and draws that are watched.
     is_watched = stage.draws.possible and known is None
-    if not stage.recomputed.by_stage or by_calls or is_watched or top_hooks() is not None:
-        return run, again
-    in_one = (one_graph_of_values if are_values else one_graph).forward(stage, run)
-    if known is None:
-        return in_one, again
-    return _noting(stage, in_one, run), _repeating(stage, again)
+    in_one = not (by_calls or is_watched or top_hooks() is not None)
+    if are_segments(stage.layers):
+        recompute = one_graph_of_values.recompute(stage, others)
+        bare = one_graph_of_values.forward(stage, run) if in_one else run
+    else:
+        recompute = one_graph.recompute(stage, others)
+        bare = one_graph.forward(stage, run) if in_one else run
+    return bare if known is None or bare is run else _noting(stage, bare, run), recompute
 
 
 def _noting(stage: Stage, in_one: Run, others: Run) -> Run:
@@ -59,18 +62,22 @@ def _noting(stage: Stage, in_one: Run, others: Run) -> Run:
     return forward
 
 
-def _repeating(stage: Stage, again: Run) -> Run:
-    """Repeats the draws of F in R."""
+def _recompute(stage: Stage) -> Run:
+    """R of microbatches whose F has drawn, and of those with several graphs.
+
+    An R may come from before a choice within a step, and its F from after it.
+    """
     cells = stage.recomputed.cells
 
     def recompute(microbatch: int) -> None:
         kept = cells.get(microbatch)
-        if type(kept) is not Drawn:
-            again(microbatch)
-            return
-        begins, cells[microbatch] = kept
-        with repeat(begins):
-            again(microbatch)
+        if isinstance(kept, Drawn):
+            begins, cells[microbatch] = kept
+            with repeat(begins):
+                stage.bare_recompute(microbatch)
+        elif isinstance(kept, Cell):
+            calls = calls_of(stage, microbatch, partial(again, stage))
+            stage.outputs[microbatch] = kept.again(calls)
 
     return recompute
 

@@ -7,7 +7,6 @@ call little, since a call takes as long as a few checks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -15,7 +14,6 @@ from torch import Tensor
 from ...torch_private.bare_calls import bare
 from ..recompute.cell import another, described, without_graph, written
 from ..recompute.watch import Seen
-from .forward import calls_of
 from .hand_over import again
 
 if TYPE_CHECKING:
@@ -78,26 +76,20 @@ def _ready(stage: Stage) -> dict[bool, Ready]:
     return ready
 
 
-def recompute(stage: Stage) -> Run:
-    """R of a stage: of such microbatches, and of all others.
-
-    An R may come from before a choice within a step, and its F from after it.
-    """
+def recompute(stage: Stage, others: Run) -> Run:
+    """R of such microbatches; `others` runs R of all others."""
     cells, outputs_of = stage.recomputed.cells, stage.outputs
     originals, is_last = stage.layers, stage.next is None
     bare_calls = [bare(layer) for layer in originals]
 
     def recompute(microbatch: int) -> None:
-        kept: Any = cells.pop(microbatch, None)
-        if not isinstance(kept, tuple):
-            if kept is not None:
-                cells[microbatch] = kept
-                calls = calls_of(stage, microbatch, partial(again, stage))
-                outputs_of[microbatch] = kept.again(calls)
+        kept: Any = cells.get(microbatch)
+        if type(kept) is not tuple:
+            others(microbatch)
             return
         value, writes, before = kept
         # The argument is let go with the first call, unless the graph holds it.
-        del kept
+        del cells[microbatch], kept
         # A stage without gradients has no backward.
         if not before:
             return

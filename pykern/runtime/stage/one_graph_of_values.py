@@ -100,7 +100,7 @@ def recompute(stage: Stage, others: Run) -> Run:
 
     def recompute(microbatch: int) -> None:
         kept: Any = cells.get(microbatch)
-        if not isinstance(kept, tuple):
+        if type(kept) is not tuple:
             others(microbatch)
             return
         value, writes, before = kept
