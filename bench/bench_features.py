@@ -79,12 +79,16 @@ def plain(model: nn.Module, x: Tensor, y: Tensor, share: Tensor, _: int) -> Tens
 def drawing(model: nn.Module, x: Tensor, y: Tensor, share: Tensor, microbatch: int) -> Tensor:
     """The same, with the random numbers that each stage of each microbatch draws in pykern."""
     assert isinstance(model, nn.Sequential)
+    return _back(list(model), x, y, share, _seeds(microbatch))
+
+
+def _seeds(microbatch: int) -> Callable[[int], None]:
     step_seed = torch.initial_seed()
 
     def seed(stage: int) -> None:
         torch.default_generator.manual_seed(action_seed(step_seed, stage, microbatch))
 
-    return _back(list(model), x, y, share, seed)
+    return seed
 
 
 def _back(
@@ -106,14 +110,28 @@ def _back(
 
 def recomputed(model: nn.Module, x: Tensor, y: Tensor, share: Tensor, _: int) -> Tensor:
     """Keeps the inputs of stages, and calls each but the last once more before its backward."""
+    return _again(model, x, y, share, lambda stage: None)
+
+
+def drawing_again(model: nn.Module, x: Tensor, y: Tensor, share: Tensor, microbatch: int) -> Tensor:
+    """The same, with the random numbers of `drawing`."""
+    return _again(model, x, y, share, _seeds(microbatch))
+
+
+def _again(
+    model: nn.Module, x: Tensor, y: Tensor, share: Tensor, before: Callable[[int], None]
+) -> Tensor:
     assert isinstance(model, nn.Sequential)
     *stages, last = model
     inputs = [x]
-    for stage in stages:
+    for number, stage in enumerate(stages):
+        before(number)
         inputs.append(stage(inputs[-1]).detach().requires_grad_())
+    before(len(stages))
     loss = F.mse_loss(last(inputs[-1]), y)
     run_backward((loss,), (share,), *WHOLE)
     for number in reversed(range(len(stages))):
+        before(number)
         output = stages[number](inputs[number])
         run_backward((output,), (inputs[number + 1].grad,), *WHOLE)
     return loss.detach()
@@ -135,11 +153,33 @@ def skipping(model: nn.Module, x: Tensor, y: Tensor, share: Tensor, _: int) -> T
     return loss.detach()
 
 
+def skipping_again(model: nn.Module, x: Tensor, y: Tensor, share: Tensor, _: int) -> Tensor:
+    """The same, and calls the first two blocks once more before their backwards."""
+    assert isinstance(model, Skips)
+    first, middle, last = model.blocks
+    near = first(x)
+    leaf, kept_leaf = (value.detach().requires_grad_() for value in (near, torch.sin(near)))
+    far_leaf = middle(leaf).detach().requires_grad_()
+    loss = F.mse_loss(torch.add(last(far_leaf), kept_leaf), y)
+    run_backward((loss,), (share,), *WHOLE)
+    run_backward((middle(leaf),), (far_leaf.grad,), *WHOLE)
+    near = first(x)
+    run_backward((near, torch.sin(near)), (leaf.grad, kept_leaf.grad), *WHOLE)
+    return loss.detach()
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], Through, int, dict[str, Any]]] = {
     "plain": (linears, plain, NUM_STAGES, {}),
     "recompute": (linears, recomputed, NUM_STAGES, {"recompute": "stage"}),
     "dropout": (with_dropout, drawing, NUM_STAGES, {}),
     "skips": (Skips, skipping, NUM_STAGES, {"sample": torch.ones(4, WIDTH)}),
+    "dropout, recompute": (with_dropout, drawing_again, NUM_STAGES, {"recompute": "stage"}),
+    "skips, recompute": (
+        Skips,
+        skipping_again,
+        NUM_STAGES,
+        {"sample": torch.ones(4, WIDTH), "recompute": "stage"},
+    ),
     "recorded": (Recorded, plain, 1, {"sample": torch.ones(4, WIDTH)}),
 }
 
@@ -158,7 +198,7 @@ def test_feature(name: str, benchmark: BenchmarkFixture, smoke: bool, report: Re
         in_pykern(model, batch, loop_order(num_stages, num_microbatches), options),
     ]
     # The loop cannot know the seed of the step.
-    if name != "dropout":
+    if "dropout" not in name:
         assert_same_answer(contenders)
     rounds, in_a_row = (1, 1) if smoke else (30, 10)
     clock = time.process_time_ns
@@ -180,9 +220,10 @@ def test_feature(name: str, benchmark: BenchmarkFixture, smoke: bool, report: Re
 def actions_of_a_microbatch(name: str) -> int:
     """The actions of a microbatch; a segment of a recorded model counts as two."""
     num_stages = CASES[name][2]
+    if name == "recorded":
+        return 2 * NUM_SEGMENTS
     # The last stage has no R.
-    special = {"recompute": 3 * num_stages - 1, "recorded": 2 * NUM_SEGMENTS}
-    return special.get(name, 2 * num_stages)
+    return 3 * num_stages - 1 if "recompute" in name else 2 * num_stages
 
 
 def in_a_loop(
