@@ -23,6 +23,20 @@ OF_STAGES = (
         ("            arguments = (Environment(env.cut_tape, values),)\n", ""),
     ),
     *mutants(
+        "pykern/runtime/stage/stage.py",
+        of_runtime("in_place"),
+        (
+            "            self.copies_input = self.looks_at_copies = self._in_place\n",
+            "            pass\n",
+        ),
+    ),
+    *mutants(
+        "pykern/runtime/stage/forward.py",
+        of_runtime("in_place"),
+        ("stage.copies_input = any(", "stage.copies_input = True or any("),
+        ("        stage.looks_at_copies = False\n", ""),
+    ),
+    *mutants(
         "pykern/runtime/autograd/landing.py",
         FAILED,
         ("        let_go()\n        raise\n", "        raise\n"),

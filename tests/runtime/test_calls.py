@@ -124,6 +124,11 @@ def in_place() -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), *layers)
 
 
+def in_place_behind() -> nn.Sequential:
+    layers = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)) for _ in range(3))
+    return nn.Sequential(*layers)
+
+
 def pairs() -> nn.Sequential:
     return linears(6)
 
@@ -188,6 +193,7 @@ DROPOUT = [22, 13, 16]
             linears, "IW", {}, {"F": [3, 3, 6], "I": [15, 36, 43], "W": [5, 13, 13]}, id="split"
         ),
         pytest.param(in_place, "B", {}, {"F": [3, 13, 16], "B": [2, 2, 2]}, id="in place"),
+        pytest.param(in_place_behind, "B", {}, PLAIN, id="in place behind"),
         pytest.param(dropouts, "B", {}, {"F": DROPOUT, "B": [3, 3, 3]}, id="dropout"),
         pytest.param(
             pairs,

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...tensors.trees import flatten, tensors_of, unflatten
+from ...torch_private import version_of
 from ...torch_private.bare_calls import BareCalls, bare_calls
 from ...trace import Segment
 from ...trace.segment import Runnable
@@ -110,9 +111,12 @@ def calls_of(stage: Stage, microbatch: int, end: Callable[[int, Any], Any]) -> C
     """The calls of F in order: the layers, then `end` with the result of the last layer."""
     keywords = stage.keywords[microbatch] if stage.keywords else None
     first, *others = _by_name(stage, keywords) if keywords else stage.layers
-    if stage.copies_input:
+    last: Callable[[Any], Any] = partial(end, microbatch)
+    if stage.looks_at_copies:
+        first, last = _look_at_copies(stage, first, last)
+    elif stage.copies_input:
         first = partial(_on_copies, first)
-    calls = [first, *others, partial(end, microbatch)]
+    calls = [first, *others, last]
     return calls if stage.look is None else stage.look(microbatch, calls)
 
 
@@ -127,6 +131,26 @@ def _by_name(stage: Stage, keywords: dict[str, Any]) -> list[Callable[..., Any]]
 
 def _on_copies(layer: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     return layer(*copies(arguments), **named)
+
+
+def _look_at_copies(
+    stage: Stage, first: Callable[..., Any], last: Callable[[Any], Any]
+) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
+    """The first call, on copies, and the last, which notes whether any has written the copies."""
+    made: list[tuple[Tensor, int]] = []
+
+    def on_copies(*arguments: Any, **named: Any) -> Any:
+        copied = copies(arguments)
+        made.extend([(one, version_of(one)) for one in tensors_of(copied)])
+        return first(*copied, **named)
+
+    def looking(value: Any) -> Any:
+        found = last(value)
+        stage.copies_input = any([version_of(one) != before for one, before in made])
+        stage.looks_at_copies = False
+        return found
+
+    return on_copies, looking
 
 
 def with_parcels(stage: Stage, compute: Run, arrive: Arrive | None) -> Run:

@@ -61,7 +61,8 @@ class Stage:
         self.reductions: list[Callable[[], None]] = []
         # In-place layers get copies: they must not write into a leaf that requires grad, into saved
         # tensors of the stage before, or into the batch. A recorded forward copies what it writes.
-        self.copies_input = False
+        # The first F shows whether they write what the stage is given, or what it makes of that.
+        self.copies_input = self.looks_at_copies = self._in_place = False
         # Wraps the calls of a microbatch.
         self.look: Callable[[int, Calls], Calls] | None = None
         # Makes a context around the backward of a microbatch.
@@ -113,12 +114,14 @@ class Stage:
         if changed:
             self._compiled = settings.compiled
             in_place = any(getattr(one, "inplace", False) for one in settings.modules)
-            self.copies_input = in_place and not self._is_recorded
+            self._in_place = in_place and not self._is_recorded
             for notify in self.when_changed:
                 notify(settings)
         function = None if self.next else getattr(finish, "function", None)
         steering = self._steering.of(self.values, function)
         changed = changed or steering is not self._steering
+        if changed:
+            self.copies_input = self.looks_at_copies = self._in_place
         self.recomputed.begin(levels, changed=changed, compiled=self._compiled)
         mode = settings, steering, torch.is_grad_enabled(), function is None
         self.draws.begin(seed, mode, self.device if self._compiled else None)
@@ -183,7 +186,8 @@ class Stage:
         twin.settings, twin.draws = self.settings, self.draws
         twin.values, twin._steering = self.values, self._steering
         twin.recomputed = self.recomputed.twin()
-        twin.copies_input = self.copies_input
+        twin._in_place, twin.copies_input = self._in_place, self.copies_input
+        twin.looks_at_copies = self.looks_at_copies
         return twin
 
     def end(self) -> None:
