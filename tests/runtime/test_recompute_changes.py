@@ -225,6 +225,19 @@ def test_a_layer_that_begins_to_write_a_buffer_is_refused_where_r_repeats_layers
             pipe.step(x, target=y)
 
 
+@pytest.mark.parametrize("level", ["layer", "stage"])
+def test_statistics_that_the_first_forward_has_found_again_move_once(level: str) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(6), linear(), nn.Tanh(), linear())
+    plain = copy.deepcopy(model)
+    y = torch.randn(6, 6)
+    with planned(model, gpipe(2, 3), recompute=level) as pipe:
+        # The running mean of zeros stays 0.
+        for x in (torch.zeros(6, 6), torch.randn(6, 6), torch.randn(6, 6)):
+            found = pipe.step(x, target=y)
+            assert torch.equal(found, plain_step(plain, x, y, F.mse_loss, 3))
+            assert_same_state(pipe, plain)
+
+
 class Averages(nn.Module):
     """Averages its gradients in a buffer, which forwards leave alone."""
 

@@ -65,21 +65,20 @@ class Buffers:
         return not self._originals
 
     def changed(self) -> Names:
-        """The buffers that were replaced since, or that hold other values."""
-        return [
-            (number, name)
-            for (number, name), then in self._originals.items()
-            if self._has_changed(_at(self._modules[number]._buffers, name), then)
-        ]
+        """The buffers that were replaced or written since.
 
-    def _has_changed(self, now: Tensor | None, then: Tensor | None) -> bool:
-        if now is not then:
-            return True
-        if now is None:
-            return False
-        # Batch normalisation writes its statistics without a new version number.
-        key = id(now)
-        return version_of(now) != self._versions[key] or not are_equal(now, self._copies[key])
+        Batch normalisation writes its statistics without a new version number. Where one of them
+        holds another value, all buffers of the module count, since those that hold the same value
+        may have been written as well: the running mean of zeros stays 0.
+        """
+        found, uncounted = set(), set()
+        for place, then in self._originals.items():
+            now = _at(self._modules[place[0]]._buffers, place[1])
+            if now is not then or (now is not None and version_of(now) != self._versions[id(now)]):
+                found.add(place)
+            elif now is not None and not are_equal(now, self._copies[id(now)]):
+                uncounted.add(place[0])
+        return [place for place in self._originals if place in found or place[0] in uncounted]
 
     def keep_only(self, names: Names) -> None:
         """Keeps only these buffers in the snapshot."""
