@@ -150,6 +150,8 @@ def planned(
     require_predictable(schedule)
     mesh = Mesh(cluster, layout)
     num_microbatches = job.num_microbatches(layout.data)
+    # A device has a stage or more: too many are refused before a plan for them takes its time.
+    job.model.parts(layout.pipeline)
     rule = by_name[schedule](layout.pipeline, num_microbatches, **options)
     plan = with_reductions(rule, over_peers=layout.data > 1)
     return plan, _costs(job, mesh, plan, job.model.parts(plan.num_stages), slowdowns)

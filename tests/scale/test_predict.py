@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from pykern.plan import Kind
+from pykern.plan import Kind, Plan
 from pykern.scale import (
     DGX_H100,
     Cluster,
@@ -193,6 +193,20 @@ def test_the_best_come_first_and_each_layout_once() -> None:
     for top in (1, 2, 4):
         assert best(Job(WIDE, batch=64), DGX_H100, 16, names, top) == found[:top]
     assert best(Job(Transformer(96, 12_288, 2048, 50_000), 64), DGX_H100, 8, ("gpipe",), 1) == []
+
+
+def test_a_pipeline_longer_than_the_model_gets_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans for as many devices as the cluster has took minutes, and were then refused."""
+    asked: list[int] = []
+    gpipe = by_name["gpipe"]
+
+    def counting(num_devices: int, num_microbatches: int) -> Plan:
+        asked.append(num_devices)
+        return gpipe(num_devices, num_microbatches)
+
+    monkeypatch.setitem(by_name, "gpipe", counting)
+    assert best(Job(WIDE, batch=512), DGX_H100, 65_536, ("gpipe",), top=3)
+    assert 0 < max(asked) <= WIDE.num_layers
 
 
 def test_which_schedules_are_not_predicted_is_what_their_plans_say() -> None:
