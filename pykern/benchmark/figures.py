@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 
-from ..plan.files import write_text
+from ..plan.files import read_bytes, write_text
+from ..plan.files.strict_json import decoded
 from ..plan.files.typed_json import from_text
 
 FORMAT = "pykern box benchmark 1"
@@ -96,7 +97,7 @@ def load(path: str | os.PathLike[str]) -> BoxResults:
         ValueError: the file is another's, or a part of it is missing or of another kind.
     """
     try:
-        return from_text(BoxResults, Path(path).read_text(encoding="utf-8"))
+        return from_text(BoxResults, decoded(read_bytes(Path(path))))
     except ValueError as error:
         raise ValueError(
             f"{path} must be a file of pykern bench box, got another file: {error}"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..one_of import require_one_of
-from ..plan.files import write_text
-from ..plan.files.strict_json import read_json, shown
+from ..plan.files import read_bytes, write_text
+from ..plan.files.strict_json import decoded, read_json, shown
 from ..plan.files.typed_json import from_text
 from .box import VERSION, Box
 
@@ -39,13 +39,13 @@ def load(file_or_name: str | os.PathLike[str]) -> Box:
     """
     path = Path(file_or_name)
     # A name is a word, a file has a folder or an end.
-    if os.fspath(file_or_name) == path.stem and not path.exists():
+    if os.fspath(file_or_name) == path.stem and not path.is_file():
         if (counted := _COUNTED.fullmatch(path.stem)) is not None:
             return load(_with(counted[2])).first(int(counted[1]))
         require_one_of("box", path.stem, published())
         path = _PUBLISHED / f"{path.stem}.json"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = decoded(read_bytes(path))
         content = read_json(text)
         version = content.get("version") if isinstance(content, dict) else None
         if version == _OLDER:

@@ -29,7 +29,7 @@ except ImportError as error:
 
 from ..notes import add_note
 from ..plan.files.json_form import checksum, require_equal, require_object
-from ..plan.files.strict_json import MAX_VALUES, read_json, require_plausible, shown
+from ..plan.files.strict_json import MAX_VALUES, decoded, read_json, require_plausible, shown
 from ..replacing import replacing
 from ..tensors.dtensor import is_dtensor, whole
 from .errors import CheckpointError
@@ -233,7 +233,7 @@ def _require_keys_once(raw: BinaryIO) -> None:
     (length,) = _LENGTH.unpack(start)
     if length > _MAX_HEADER_BYTES:
         raise ValueError(f"a header must have at most {_MAX_HEADER_BYTES} bytes, got {length}")
-    read_json(raw.read(length).decode(), max_values=MAX_VALUES)
+    read_json(decoded(raw.read(length)), max_values=MAX_VALUES)
 
 
 def _index_of(metadata: dict[str, str] | None) -> dict[str, Any]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
+
+from ..plan.files.strict_json import decoded, parsed, shown, whole
 
 _GZIP = b"\x1f\x8b"
 # The limit is of text: a compressed file may say anything about its size.
 _MOST_BYTES = 2 << 30
+# Some traces count from 1970.
+_MOST_US = 1e18
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +55,35 @@ def events_of(path: str | os.PathLike[str]) -> list[TraceEvent]:
         ValueError: the file is not such a trace.
     """
     try:
-        found = json.loads(_text(Path(path)))
+        found = parsed(_text(Path(path)), parse_int=whole)
         entries = found.get("traceEvents") if isinstance(found, Mapping) else None
         if not isinstance(entries, list):
             raise ValueError(
                 "traceEvents must be a list in an object, got something else. Export it anew"
             )
         return list(_complete(entries))
-    except (ValueError, KeyError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        told = f"an event lacks {error}" if isinstance(error, KeyError) else error
-        raise ValueError(
-            f"the file must be a trace by torch.profiler's export_chrome_trace, got "
-            f"{os.fspath(path)}: {told}"
-        ) from error
+    except ValueError as error:
+        told: object = error
+    except KeyError as error:
+        told = f"an event lacks {error}"
+    except RecursionError:
+        told = "its lists and objects have too many levels"
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        told = "its compressed text is cut off or changed"
+    raise ValueError(
+        f"the file must be a trace by torch.profiler's export_chrome_trace, got "
+        f"{os.fspath(path)}: {told}"
+    )
 
 
-def _text(path: Path) -> bytes:
+def _text(path: Path) -> str:
     with path.open("rb") as file:
-        zipped = file.read(len(_GZIP)) == _GZIP
-    with gzip.open(path) if zipped else path.open("rb") as file:
-        text = file.read(_MOST_BYTES + 1)
+        # A pipe cannot be read twice.
+        zipped = file.peek(len(_GZIP)).startswith(_GZIP)
+        text = (gzip.GzipFile(fileobj=file) if zipped else file).read(_MOST_BYTES + 1)
     if len(text) > _MOST_BYTES:
         raise ValueError("its text must be at most 2 GiB, got more. Record fewer steps")
-    return text
+    return decoded(text)
 
 
 def _complete(entries: list[Any]) -> Iterator[TraceEvent]:
@@ -101,9 +109,10 @@ def _complete(entries: list[Any]) -> Iterator[TraceEvent]:
 
 def _us(entry: Mapping[str, Any], key: str) -> float:
     us = entry[key]
-    if isinstance(us, bool) or not isinstance(us, int | float) or not isfinite(us):
+    if isinstance(us, bool) or not isinstance(us, int | float) or not abs(us) <= _MOST_US:
         raise ValueError(
-            f"{key} of event {entry.get('name')!r} must be a number, got {us!r}. Export it anew"
+            f"{key} of event {shown(entry.get('name'))} must be a number up to 1e18, got "
+            f"{shown(us)}. Export it anew"
         )
     return float(us)
 

@@ -28,7 +28,7 @@ def test_a_file_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("{", "box.json must be a file of pykern bench box, got another file"),
+        ("{", "box.json must be a file of pykern bench box, got another file: the text must be"),
         ("[]", "got another file"),
         (
             results(ONE).text().replace(FORMAT, "other"),

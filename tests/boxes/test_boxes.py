@@ -102,17 +102,38 @@ def test_a_wrong_value_is_refused_by_its_key(tmp_path, content, path, value, tol
         load(file)
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"no", b"\xff", b"[" * 5000, b'{"version": NaN}'])
-def test_other_files_are_refused(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"", "the text must be JSON, got its end at line 1, column 1"),
+        (b"[]", "version must be"),
+        (b"no", "the text must be JSON, got 'n' at line 1, column 1"),
+        (b"[\xff", "the text must be UTF-8, got byte 255 at offset 1"),
+        (b"[" * 5000, "the JSON must have at most 200 levels"),
+        (b'{"version": NaN}', "numbers of JSON must be finite"),
+        (b" " * (1 << 24) + b" ", r"box\.json must have at most 16777216 bytes"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, text, told):
     file = tmp_path / "box.json"
     file.write_bytes(text)
-    with pytest.raises(ValueError, match=r"box\.json must be the profile of a box, got another"):
+    expected = rf"box\.json must be the profile of a box, got another file: .*{told}"
+    with pytest.raises(ValueError, match=expected):
         load(file)
 
 
 def test_an_unknown_name_is_refused_with_the_one_that_was_meant(tmp_path):
     with pytest.raises(ValueError, match="Did you mean 'h100x8'"):
         load("h100x9")
+
+
+def test_neither_nothing_nor_a_folder_is_a_box(tmp_path, monkeypatch):
+    """The empty path was told to be a folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("boxes").mkdir()
+    for name in ("", "boxes"):
+        with pytest.raises(ValueError, match=f"box must be one of .*, got '{name}'"):
+            load(name)
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "nowhere.json")
 

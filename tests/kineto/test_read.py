@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import threading
 from itertools import chain
 from pathlib import Path
 
@@ -157,37 +159,61 @@ def test_steps_at_once_are_refused(tmp_path):
 
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "ts": 1, "dur": 1}
+
+
+def of_events(*events: object) -> bytes:
+    return json.dumps({"traceEvents": events}).encode()
+
+
 MALFORMED = {
-    "text": b"no trace",
-    "nothing": b"",
-    "a list": b"[]",
-    "no events": b"{}",
-    "events that are a number": b'{"traceEvents": 1}',
-    "an event that is a number": b'{"traceEvents": [1]}',
-    "no time": json.dumps({"traceEvents": [EVENT | {"ts": None}]}).encode(),
-    "a time that is not a number": json.dumps({"traceEvents": [EVENT | {"ts": "1"}]}).encode(),
-    "an infinite time": json.dumps({"traceEvents": [EVENT | {"ts": float("inf")}]}).encode(),
-    "a long number": b'{"traceEvents": [' + b"9" * 5000 + b"]}",
-    "no end": json.dumps({"traceEvents": [{"ph": "X", "name": "a", "pid": 1, "ts": 1}]}).encode(),
-    "deep": b"[" * 100_000,
-    "other letters": b"\xff\xfe\x00",
-    "half of a compressed one": gzip.compress(b"{}" * 1000)[:20],
-    "compressed and changed": gzip.compress(b"{}")[:-4] + b"1234",
-    "compressed, with another form": b"\x1f\x8b\x08\x00" + b"\xff" * 40,
+    "text": (b"no trace", "the text must be JSON, got 'n' at line 1, column 1"),
+    "nothing": (b"", "the text must be JSON, got its end at line 1, column 1"),
+    "a list": (b"[]", "traceEvents must be a list in an object"),
+    "no events": (b"{}", "traceEvents must be a list in an object"),
+    "events that are a number": (b'{"traceEvents": 1}', "traceEvents must be a list in an object"),
+    "an event that is a number": (of_events(1), "an event must be an object, got a int"),
+    "no time": (of_events(EVENT | {"ts": None}), "ts of event 'a' must be a number"),
+    "a time that is text": (of_events(EVENT | {"ts": "1"}), "ts of event 'a' must be a number"),
+    "an infinite time": (of_events(EVENT | {"ts": float("inf")}), "number up to 1e18, got inf"),
+    "a time that no float holds": (of_events(EVENT | {"dur": 10**400}), r"up to 1e18, got 1000.*"),
+    "nanoseconds that none holds": (of_events(EVENT | {"ts": 1e306}), r"up to 1e18, got 1e\+306"),
+    "a long number": (of_events(10**1000), "numbers must have at most 640 digits, got 1001"),
+    "no end": (of_events({"ph": "X", "name": "a", "pid": 1, "ts": 1}), "an event lacks 'dur'"),
+    "deep": (b"[" * 100_000, "its lists and objects have too many levels"),
+    "other letters": (b"\xff\xfe\x00", "the text must be UTF-8, got byte 255 at offset 0"),
+    "half of a compressed one": (gzip.compress(b"{}" * 1000)[:20], "compressed text is cut off"),
+    "compressed and changed": (gzip.compress(b"{}")[:-4] + b"1234", "compressed text is cut off"),
+    "compressed, with another form": (b"\x1f\x8b\x08\x00" + b"\xff" * 40, "text is cut off"),
 }
 
 
-@pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
-def test_other_files_are_refused_by_name(tmp_path, content):
+@pytest.mark.parametrize(("content", "told"), MALFORMED.values(), ids=MALFORMED)
+def test_other_files_are_refused_by_name(tmp_path, content, told):
     path = tmp_path / "other.json"
     path.write_bytes(content)
-    with pytest.raises(
-        ValueError, match=r"must be a trace by torch.profiler's .*, got .*other\.json"
-    ):
+    expected = rf"must be a trace by torch.profiler's .*, got .*other\.json: .*{told}"
+    with pytest.raises(ValueError, match=expected):
         read(path)
     done = CliRunner().invoke(app, ["trace", str(path)])
     assert done.exit_code == 2
     assert "other.json" in done.output
+
+
+@pytest.mark.parametrize("packed", [bytes, gzip.compress], ids=["plain", "compressed"])
+def test_a_trace_may_come_through_a_pipe(tmp_path, packed):
+    """The first bytes were lost, as the pipe was opened twice."""
+    trace = Trace()
+    trace.steps(STEPS)
+    content = packed(trace.save(tmp_path / "step.json").read_bytes())
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+    writer.start()
+    try:
+        found = read(pipe)
+    finally:
+        writer.join()
+    assert found.seen.plan == read(tmp_path / "step.json").seen.plan
 
 
 def test_a_trace_that_is_too_large_is_refused(tmp_path, monkeypatch):

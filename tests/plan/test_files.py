@@ -186,7 +186,9 @@ def test_what_could_not_be_read_again_is_not_written(
 
 
 REFUSED = [
-    ("", "Expecting value: line 1 column 1"),
+    ("", "the text must be JSON, got its end at line 1, column 1"),
+    ('{"a":\n', "the text must be JSON, got its end at line 2, column 1"),
+    ("[1 2]", "the text must be JSON, got '2' at line 1, column 4"),
     ("[]", "a plan must be a JSON object, got []"),
     ("[" * 100_000, "levels, got more"),
     ('{"format": "pykern-plan", "format": 1}', "keys must occur once, got 'format' twice"),

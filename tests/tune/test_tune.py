@@ -343,7 +343,7 @@ def test_what_does_not_go_with_a_file(more: dict[str, Any], message: str, tmp_pa
         (b"[]", "must be a JSON object"),
         (b'{"format": "pykern-plan", "version": 1}', "format must be 'pykern-tuned'"),
         (b'{"format": "pykern-tuned", "version": 1}', "the file must have the key 'devices'"),
-        (b"", "Expecting value"),
+        (b"", "the text must be JSON, got its end"),
         (b"\x80\x02torch", "must be ASCII, got byte 128"),
     ],
 )

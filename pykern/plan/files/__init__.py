@@ -157,13 +157,19 @@ def read_text(path: Path) -> str:
     """The text of the file, which must be a regular file of bounded size, in ASCII."""
     if path.exists() and not path.is_file():
         raise ValueError(f"path must be a regular file, got {path}")
-    with path.open("rb") as file:
-        data = file.read(MAX_FILE_BYTES + 1)
-    require_size(path, len(data))
+    data = read_bytes(path)
     if not data.isascii():
         offset = next(offset for offset, byte in enumerate(data) if byte > 127)
         raise ValueError(f"{path} must be ASCII, got byte {data[offset]} at offset {offset}")
     return data.decode("ascii")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of the file, whose size is bounded."""
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    require_size(path, len(data))
+    return data
 
 
 def write_text(path: Path, text: str) -> None:

@@ -37,7 +37,36 @@ def read_json(text: str, *, finite: bool = True, max_values: int = MAX_VALUES) -
     """
     require_plausible(text, max_values)
     constant = refuse_constant if finite else None
-    return json.loads(text, object_pairs_hook=unique, parse_int=whole, parse_constant=constant)
+    return parsed(text, object_pairs_hook=unique, parse_int=whole, parse_constant=constant)
+
+
+def parsed(text: str, **hooks: Any) -> Any:
+    """The value that Python's reader makes of the text with these hooks.
+
+    Raises:
+        ValueError: The text is not JSON, or a hook refuses a part of it.
+    """
+    try:
+        return json.loads(text, **hooks)
+    except json.JSONDecodeError as error:
+        found = "its end" if error.pos >= len(text.rstrip()) else repr(text[error.pos])
+        raise ValueError(
+            f"the text must be JSON, got {found} at line {error.lineno}, column {error.colno}"
+        ) from None
+
+
+def decoded(data: bytes) -> str:
+    """The text of these bytes.
+
+    Raises:
+        ValueError: They are not UTF-8.
+    """
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"the text must be UTF-8, got byte {data[error.start]} at offset {error.start}"
+        ) from None
 
 
 def require_plausible(text: str, max_values: int = MAX_VALUES) -> None:
