@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -87,11 +88,20 @@ double Timeline::bubble_ratio() const { return idle_share(makespan_ns()); }
 double Timeline::span_bubble_ratio() const { return idle_share(span_ns()); }
 
 int Timeline::peak_in_flight(int device) const {
+    const std::vector<Span>& row = rows_.at(static_cast<std::size_t>(device));
+    std::map<Action, const Span*> last;  // by the F of each cell
+    for (const Span& span : row) {
+        const Kind kind = span.action.kind;
+        if (kind == Kind::F || kind == Kind::B || kind == Kind::I || kind == Kind::W) {
+            last[with_kind(span.action, Kind::F)] = &span;
+        }
+    }
     int held = 0;
     int peak = 0;
-    for (const Span& span : rows_.at(static_cast<std::size_t>(device))) {
+    for (const Span& span : row) {
         if (span.action.kind == Kind::F) peak = std::max(peak, ++held);
-        if (span.action.kind == Kind::B || span.action.kind == Kind::W) --held;
+        const auto found = last.find(with_kind(span.action, Kind::F));
+        if (found != last.end() && found->second == &span) --held;
     }
     return peak;
 }

@@ -38,8 +38,9 @@ class Timeline {
     double bubble_ratio() const;
     // The same of span_ns instead of the makespan.
     double span_bubble_ratio() const;
-    // Most microbatches held at once on the device, in chunks: from the start of F to the end of B
-    // or W. One that is recomputed counts from its F on as well: it holds its slot and its input.
+    // Most microbatches held at once on the device, in chunks: from the start of F to the end of
+    // the last of F, B, I and W, which is F where a stage has forwards alone. One that is
+    // recomputed counts from its F on as well: it holds its slot and its input.
     int peak_in_flight(int device) const;
 
     friend bool operator==(const Timeline&, const Timeline&) = default;

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from pykern._C import Action, Kind, Timeline
 from pykern.plan.drawing.words import require_timelines, row_names
 from pykern.plan.inputs import inputs
 from pykern.replacing import replacing
+
+_COMPUTED = (Kind.F, Kind.B, Kind.I, Kind.W)
 
 
 def save_chrome_trace(
@@ -20,7 +23,8 @@ def save_chrome_trace(
     """Writes timelines as one process each, with a thread for each device or copy stream.
 
     Arrows lead from each forward and backward to that of the next stage on another device. A
-    counter of each device has its microbatches in flight, from F to the end of B or W.
+    counter of each device has its microbatches in flight, from the start of F to the end of the
+    last of F, B, I and W: of F, where a stage has forwards alone.
 
     Args:
         timelines: By label. A label may hold anything.
@@ -92,7 +96,13 @@ def counters_of(
             starts.setdefault(span.action, span.start_ns)
             ends[span.action] = max(span.end_ns, ends.get(span.action, span.end_ns))
         flights = [(ns, 1.0) for action, ns in starts.items() if action.kind is Kind.F]
-        flights += [(ns, -1.0) for action, ns in ends.items() if action.kind in (Kind.B, Kind.W)]
+        # An action of each cell that is computed, as its ends ascend: the last one stays.
+        landings = {
+            (action.stage, action.microbatch, action.slice): ns
+            for action, ns in sorted(ends.items(), key=itemgetter(1))
+            if action.kind in _COMPUTED
+        }
+        flights += [(ns, -1.0) for ns in landings.values()]
         bytes_ = [(ns, held_bytes[action]) for action, ns in ends.items() if held_bytes.get(action)]
         yield from _counter(process, f"in flight, {name}", "microbatches", flights)
         yield from _counter(process, f"activations as predicted, {name}", "bytes", bytes_)
