@@ -1,6 +1,7 @@
 """`pykern plan`: draws plans, compares them, and keeps them in files."""
 
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from ..plan import Costs, Timeline
 
 DEFAULT_COSTS = "1:2"
+# More columns than any terminal has.
+WIDEST = 1e6
 
 # The forms by the ends of file names, the longer ends before the shorter.
 FORMS = {
@@ -173,7 +176,8 @@ def where_numbers_fit(timelines: dict[str, "Timeline"], width: int) -> list[str]
     wanted = fitting_width(timelines, width)
     if wanted <= width:
         return []
-    return [f"microbatches fit from {wanted} columns on; --out plan.svg draws a picture"]
+    where = f"from {ceil(wanted)} columns on" if wanted < WIDEST else "no terminal"
+    return [f"microbatches fit {where}; --out plan.svg draws a picture"]
 
 
 def save(out: Path, sources: list[PlanSource], drawn: dict[str, "Timeline"]) -> None:

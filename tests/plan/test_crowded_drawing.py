@@ -1,7 +1,10 @@
 """Drawings of many microbatches keep their colours, and say where numbers fit."""
 
 import re
+from math import ceil
 from pathlib import Path
+
+import pytest
 
 from pykern import schedules
 from pykern.plan import Costs, Timeline, simulate
@@ -48,9 +51,30 @@ def test_every_entry_of_the_legend_has_a_colour(tmp_path: Path) -> None:
 def test_microbatches_fit_in_the_width_that_is_told() -> None:
     plan = schedules.interleaved(2, 4)
     timeline = simulate(plan, Costs(1e6, 2e6))
-    width = fitting_width({"": timeline}, 40)
+    width = ceil(fitting_width({"": timeline}, 40))
     assert width > 40
     wide, narrow = (as_text({"": timeline}, width=each).plain for each in (width, 40))
     for number in range(plan.num_microbatches):
         assert wide.count(f"F{number}") == wide.count(f"B{number}") == plan.num_stages
     assert narrow.count("F0") < plan.num_stages
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-320, 1e-300])
+@pytest.mark.parametrize("whole", [1e-320, 1e-300, 1e300])
+def test_any_times_are_drawn(share: float, whole: float, tmp_path: Path) -> None:
+    """Widths that no float holds ended in errors of Python, and in pictures with nan."""
+    timeline = {"": simulate(schedules.gpipe(2, 3), Costs(share, whole))}
+    assert as_text(timeline, width=80).plain.count("|\n") == 2
+    assert fitting_width(timeline, 80) > 0
+    save_picture(timeline, tmp_path / "plan.svg")
+    places = re.findall(r'[xd]="([^"]*)"', (tmp_path / "plan.svg").read_text())
+    assert places
+    assert not any(re.search("nan|inf", each) for each in places)
+
+
+def test_a_png_of_gigabytes_is_refused(tmp_path: Path) -> None:
+    """Memory ran out in the library that draws."""
+    timeline = {"": simulate(schedules.gpipe(20_000, 1), Costs(1, 2))}
+    with pytest.raises(ValueError, match=r"at most 536870912 pixels, got 1800 x .* Write an \.svg"):
+        save_picture(timeline, tmp_path / "plan.png")
+    assert list(tmp_path.iterdir()) == []

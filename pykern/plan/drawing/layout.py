@@ -13,6 +13,7 @@ from pykern.plan.drawing.words import (
     first_start_ns,
     kinds_of,
     length_ns,
+    longest_ns,
     measures,
     number_of,
     pair_starts,
@@ -45,15 +46,15 @@ LOWER = (0.22, 0.44)
 
 def picture_of(timelines: Mapping[str, Timeline]) -> Picture:
     """The whole picture."""
-    longest_ns = max(map(length_ns, timelines.values())) or 1.0
+    whole_ns = longest_ns(timelines) or 1.0
     parts: list[Bars | Words] = []
     top = 0.0
     for label, timeline in timelines.items():
         top += TITLE_HEIGHT
-        parts += panel(label, timeline, top, PANEL_WIDTH / longest_ns)
+        parts += panel(label, timeline, top, PANEL_WIDTH / whole_ns)
         top += timeline.num_devices * ROW_HEIGHT
     height = top + FOOT_HEIGHT
-    parts += [*axis(longest_ns, top), *legend(timelines, height - 14)]
+    parts += [*axis(whole_ns, top), *legend(timelines, height - 14)]
     return Picture(WIDTH, height, parts)
 
 
@@ -106,10 +107,10 @@ def cell_text(span: Span, width: float) -> str:
     return next((text for text in texts if (len(text) + 0.5) * LETTER_WIDTH < width), "")
 
 
-def axis(longest_ns: float, top: float) -> Iterator[Bars | Words]:
+def axis(whole_ns: float, top: float) -> Iterator[Bars | Words]:
     """Round times below the last panel."""
-    unit, unit_ns = time_unit(longest_ns)
-    longest = longest_ns / unit_ns
+    unit, unit_ns = time_unit(whole_ns)
+    longest = whole_ns / unit_ns
     step = round_step(longest / FEWEST_TICKS)
     texts = []
     for tick in range(int(longest / step) + 1):

@@ -1,5 +1,6 @@
 """Pictures as files: SVG by hand, PNG and PDF by matplotlib, imported when needed."""
 
+import math
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POINTS_PER_INCH = 72
+PIXELS_PER_INCH = 150
+# A pixel takes four bytes, and twice as many until the file is written.
+MOST_PIXELS = 1 << 29
 # Without the time and the version of matplotlib, the same picture makes the same file.
 _NO_MATPLOTLIB = "pictures need matplotlib. Install it with pip install pykern-runtime[viz]"
 UNDATED = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Producer": None}}
@@ -50,9 +54,11 @@ def write_picture(picture: Picture, path: str | os.PathLike[str]) -> None:
         with replacing(target) as partial:
             partial.write_text(svg_of(picture), encoding="utf-8")
         return
+    if form == ".png":
+        require_size(picture)
     figure = as_figure(picture)
     with replacing(target) as partial:
-        figure.savefig(partial, format=form[1:], dpi=150, metadata=UNDATED[form])
+        figure.savefig(partial, format=form[1:], dpi=PIXELS_PER_INCH, metadata=UNDATED[form])
 
 
 def require_form(path: Path) -> str:
@@ -68,6 +74,20 @@ def require_form(path: Path) -> str:
     if form != ".svg" and find_spec("matplotlib") is None:
         raise ImportError(_NO_MATPLOTLIB)
     return form
+
+
+def require_size(picture: Picture) -> None:
+    """Refuses a picture whose pixels would take gigabytes.
+
+    Raises:
+        ValueError: It has more than `MOST_PIXELS`.
+    """
+    pixels = [side * PIXELS_PER_INCH / POINTS_PER_INCH for side in picture[:2]]
+    if math.prod(pixels) > MOST_PIXELS:
+        wide, high = map(int, pixels)
+        raise ValueError(
+            f"a .png must have at most {MOST_PIXELS} pixels, got {wide} x {high}. Write an .svg"
+        )
 
 
 def as_figure(picture: Picture) -> "Figure":

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from itertools import groupby
-from math import ceil
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from pykern.plan.drawing.words import (
     clean,
     first_start_ns,
     kinds_of,
-    length_ns,
+    longest_ns,
     measures,
     number_of,
     pair_starts,
@@ -60,12 +59,12 @@ def as_text(timelines: Mapping[str, Timeline], width: int = 100) -> Text:
         ValueError: There is nothing to draw.
     """
     require_timelines(timelines)
-    longest_ns = max(map(length_ns, timelines.values()))
+    whole_ns = longest_ns(timelines)
     names = {label: row_names(timeline) for label, timeline in timelines.items()}
     shown = {label: shown_rows(len(of_rows)) for label, of_rows in names.items()}
     head = max(len(names[label][row]) for label in names for row in shown[label]) + len(" |")
     columns = max(width - head - 1, FEWEST_COLUMNS)
-    columns_per_ns = columns / longest_ns if longest_ns > 0 else 0.0
+    columns_per_ns = columns / whole_ns if whole_ns else 0.0
     text = Text(no_wrap=True, overflow="crop")
     for label, timeline in timelines.items():
         text.append(clean(label), style="bold").append(f"  {measures(timeline)}\n")
@@ -79,19 +78,20 @@ def as_text(timelines: Mapping[str, Timeline], width: int = 100) -> Text:
     return text.append(legend(timelines), style="dim")
 
 
-def fitting_width(timelines: Mapping[str, Timeline], width: int) -> int:
+def fitting_width(timelines: Mapping[str, Timeline], width: int) -> float:
     """The width from which all cells that `as_text` draws have room for their microbatches."""
-    longest_ns = max(map(length_ns, timelines.values()))
-    columns_per_ns = width / longest_ns if longest_ns > 0 else 0.0
+    whole_ns = longest_ns(timelines)
+    columns_per_ns = width / whole_ns if whole_ns else 0.0
     head = max(len(name) for timeline in timelines.values() for name in row_names(timeline))
-    letters_per_ns = (
-        len(span.action.kind.name + number_of(span.action)) / (span.end_ns - span.start_ns)
+    letters = (
+        len(span.action.kind.name + number_of(span.action))
+        * (whole_ns / (span.end_ns - span.start_ns))
         for timeline in timelines.values()
         for device in shown_rows(timeline.num_devices)
         for span in timeline.visible(device, first_start_ns(timeline), columns_per_ns)
         if span.end_ns > span.start_ns
     )
-    return ceil(max(letters_per_ns, default=0.0) * longest_ns) + head + len(" ||")
+    return max(letters, default=0.0) + head + len(" ||")
 
 
 def legend(timelines: Mapping[str, Timeline]) -> str:

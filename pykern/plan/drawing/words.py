@@ -7,6 +7,8 @@ from statistics import fmean
 from pykern._C import Action, Kind, Span, Timeline
 
 LONGEST_LABEL = 80
+# Widths divided by smaller numbers would not be finite.
+SHORTEST_NS = 1e-200
 # The most stages that the name of a row of copies lists.
 MOST_STAGES = 2
 
@@ -55,10 +57,10 @@ def clean(label: str) -> str:
     return shown if len(shown) <= LONGEST_LABEL else shown[: LONGEST_LABEL - 3] + "..."
 
 
-def time_unit(longest_ns: float) -> tuple[str, float]:
-    """The unit that writes times up to `longest_ns` with few digits, and its nanoseconds."""
+def time_unit(most_ns: float) -> tuple[str, float]:
+    """The unit that writes times up to `most_ns` with few digits, and its nanoseconds."""
     units = [("s", 1e9), ("ms", 1e6), ("us", 1e3)]
-    return next((unit for unit in units if longest_ns >= unit[1]), ("ns", 1.0))
+    return next((unit for unit in units if most_ns >= unit[1]), ("ns", 1.0))
 
 
 def holds_copies(timeline: Timeline) -> bool:
@@ -104,6 +106,12 @@ def length_ns(timeline: Timeline) -> float:
     if holds_copies(timeline):
         return max(span.end_ns for row in timeline.rows for span in row)
     return timeline.makespan_ns
+
+
+def longest_ns(timelines: Mapping[str, Timeline]) -> float:
+    """The length of the longest drawing; 0 if it is too short to be divided into a page."""
+    longest = max(map(length_ns, timelines.values()))
+    return longest if longest >= SHORTEST_NS else 0.0
 
 
 def number_of(action: Action) -> str:
