@@ -1,7 +1,7 @@
 """`pykern plan --frozen`: a plan for a model of which some stages have nothing to train."""
 
 from ..plan import costs_with_frozen
-from .sources import Costed
+from .sources import Costed, require_stages
 from .values import Stages
 
 
@@ -12,6 +12,7 @@ def with_frozen(costed: Costed, stages: Stages) -> Costed:
         ValueError: The plan lacks a stage, or no stage is left to train.
     """
     source, plan = costed.source, costed.source.plan
+    require_stages("--frozen", stages, source)
     numbers = range(plan.num_stages) if stages.numbers is None else stages.numbers
     return costed._replace(
         source=source._replace(plan=plan.with_frozen(list(numbers))),

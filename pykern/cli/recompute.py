@@ -2,7 +2,7 @@
 
 from ..plan import Action, Costs, Kind, Memory, Plan, simulate, with_recompute
 from .memory import numbers, peaks_in_shares
-from .sources import Costed
+from .sources import Costed, require_stages
 from .values import Stages
 
 
@@ -22,12 +22,7 @@ def recomputed(costed: Costed, stages: Stages, memory: float | None) -> Costed:
         ValueError: The plan lacks a stage, has no backwards, or cannot be recomputed.
     """
     source, plan = costed.source, costed.source.plan
-    for stage in stages.numbers or ():
-        if stage >= plan.num_stages:
-            raise ValueError(
-                f"--recompute must name stages 0 to {plan.num_stages - 1} for {source.label}, got "
-                f"stage {stage}"
-            )
+    require_stages("--recompute", stages, source)
     trained = range(plan.first_trained, plan.num_stages) or range(plan.num_stages)
     chosen = trained if stages.numbers is None else stages.numbers
     cells = [Action(Kind.R, s, m) for s in chosen for m in range(plan.num_microbatches)]

@@ -9,7 +9,7 @@ from ..columns import counted
 from ..one_of import require_one_of
 from .errors import bad_input
 from .reports import print_table
-from .values import BoxProfile, number_option
+from .values import BoxProfile, is_whole, number_option
 
 if TYPE_CHECKING:
     from ..scale import Cluster, Job, Prediction
@@ -38,7 +38,7 @@ def sizes(given: object) -> list[int]:
     for word in str(given).split(","):
         first, dots, last = word.partition("..")
         ends = [first, last] if dots else [first]
-        if not all(end.isdecimal() and 0 < int(end) <= MOST_GPUS for end in ends):
+        if not all(is_whole(end) and 0 < int(end) <= MOST_GPUS for end in ends):
             raise typer.BadParameter(
                 f"the numbers must be 1 to {MOST_GPUS} such as 8,64 or 8..1024, got '{given}'"
             )

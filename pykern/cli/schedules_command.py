@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from .catalogue import HEADINGS, entries, figures
+from .errors import bad_input
 from .reports import print_table
 from .values import COSTS, TRANSFER, ShareCosts, number_option
 
@@ -24,9 +25,10 @@ def schedules(
 ) -> None:
     """Compare all schedules of the catalogue: bubble, memory and messages for your counts."""
     rows, below = [], [NOTE]
-    for name, planned in entries(devices, microbatches, costs, transfer):
-        if isinstance(planned, str):
-            below.append(f"{name}: {planned}")
-        else:
-            rows.append([name, *figures(*planned)])
+    with bad_input():
+        for name, planned in entries(devices, microbatches, costs, transfer):
+            if isinstance(planned, str):
+                below.append(f"{name}: {planned}")
+            else:
+                rows.append([name, *figures(*planned)])
     print_table(HEADINGS, rows, below, words=["schedule"], whole=["schedule"])

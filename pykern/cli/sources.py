@@ -11,6 +11,7 @@ from ..plan.shares import Shares
 from ..schedules import by_name, require_named
 from .schedule_options import Given, of_schedule, require_owned
 from .search import AUTO, Search
+from .values import Stages
 
 NUM_DEVICES = 4
 NUM_MICROBATCHES = 8
@@ -113,6 +114,20 @@ def sources_of(
         label = ", ".join([shown.get(name, name), *numbers])
         sources.append(PlanSource(label, plan, costs))
     return sources
+
+
+def require_stages(option: str, stages: Stages, source: PlanSource) -> None:
+    """Refuses stages that the plan lacks.
+
+    Raises:
+        ValueError: The option names one.
+    """
+    for stage in stages.numbers or ():
+        if stage >= source.plan.num_stages:
+            raise ValueError(
+                f"{option} must name stages 0 to {source.plan.num_stages - 1} for {source.label}, "
+                f"got stage {stage}"
+            )
 
 
 def is_file(name: str) -> bool:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 
 from ..plan import Costs, Plan
+from ..plan.files.strict_json import MAX_DIGITS
 from ..runtime.device_names import require_known
 
 
@@ -42,9 +43,16 @@ class ShareCosts(NamedTuple):
 def count(given: object) -> int:
     """A count of at least 1; `given` is text of the command line, or a default number."""
     text = str(given)
-    if not text.isdecimal() or int(text) < 1:
+    if not is_whole(text) or int(text) < 1:
         raise typer.BadParameter(f"the value must be a whole number of at least 1, got '{text}'")
     return int(text)
+
+
+def is_whole(text: str) -> bool:
+    """Whether it is the digits of a whole number; refuses more of them than Python reads."""
+    if len(text) > MAX_DIGITS and text.isdecimal():
+        raise typer.BadParameter(f"numbers must have at most {MAX_DIGITS} digits, got {len(text)}")
+    return text.isdecimal()
 
 
 def milliseconds(given: object) -> float:
@@ -95,7 +103,7 @@ def stages(given: object) -> Stages:
     texts = str(given).split(",")
     if texts == ["all"]:
         return Stages(None)
-    if not all(text.isdecimal() for text in texts) or len(set(map(int, texts))) < len(texts):
+    if not all(map(is_whole, texts)) or len(set(map(int, texts))) < len(texts):
         raise typer.BadParameter(
             f"the value must be all, or different stages such as 0,2, got '{given}'"
         )

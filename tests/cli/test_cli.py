@@ -287,7 +287,7 @@ def test_frozen_stages_have_forwards_alone_or_hand_gradients_on(tmp_path: Path) 
     assert "from device 0 on: 1 1 2 1" in shown
     for wrong, message in (
         ("all", "stages must leave one to train, got all 4"),
-        ("4", "stages must be 0 to 3, got 4"),
+        ("4", "--frozen must name stages 0 to 3 for zb_h1, 4 stages, 8 microbatches, got stage 4"),
     ):
         refused = pykern_("plan", "zb_h1", "--frozen", wrong)
         assert refused.exit_code == 2
