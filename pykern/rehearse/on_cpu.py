@@ -144,7 +144,12 @@ class OnCpu(TorchFunctionMode):
             return args[0]
         if name == "_parse_to":
             # The arguments of a module's `to`, for which it calls that of its tensors.
-            return func(*map(_named, args), **{key: _named(kwargs[key]) for key in kwargs})
+            device, *how = func(*map(_named, args), **{key: _named(kwargs[key]) for key in kwargs})
+            like = args[0] if args else kwargs.get("tensor")
+            of_gpu = isinstance(like, Tensor) and self._is_on_gpu(like)
+            return (_GPU if of_gpu else device, *how)
+        if name == "get_device" and self._is_on_gpu(args[0]) and not called_by_runtime():
+            return 0
         if func == _DEVICE_OF and self._is_on_gpu(args[0]) and not called_by_runtime():
             return _GPU
         if name in _MOVES and not called_by_runtime():

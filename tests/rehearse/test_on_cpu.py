@@ -33,6 +33,9 @@ def calls_that_wait(run: Callable[[], Any]) -> list[str]:
         lambda: torch.zeros(2, device="cuda") + 1,
         lambda: torch.ones(2, device=torch.zeros(1).cuda().device),
         lambda: nn.Linear(2, 1).cuda().weight,
+        lambda: nn.Linear(2, 1).to(torch.ones(1).cuda()).weight,
+        lambda: nn.Linear(2, 1).to(tensor=torch.ones(1).cuda()).weight,
+        lambda: torch.ones(2, device=torch.ones(1).cuda().get_device()),
         lambda: nn.Linear(2, 1).to("cuda")(torch.ones(2).cuda()),
     ],
 )
