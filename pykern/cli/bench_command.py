@@ -8,7 +8,7 @@ import typer
 
 from .errors import BadInput, bad_input
 from .reports import require_files
-from .values import DeviceNames
+from .values import DeviceNames, amount_option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,7 +22,7 @@ bench = typer.Typer(help="Measure a box into a file; compare such files, and sho
 def box(
     out: Annotated[Path, typer.Option(help="The file of the results.")] = Path("box.json"),
     devices: DeviceNames = "cpu:2",
-    seconds: Annotated[float, typer.Option(min=1, help="When to begin nothing more.")] = 240,
+    seconds: Annotated[float, amount_option(least=1, about="When to begin nothing more.")] = 240,
 ) -> None:
     """Measure copies, dispatch, schedules, recompute, inference and rivals on some devices.
 

@@ -10,7 +10,7 @@ from ..schedules import require_named
 from .errors import bad_input
 from .schedule_options import Given, of_schedule, require_owned, with_schedule_options
 from .sources import CATALOGUE
-from .values import BoxProfile, Microbatches, RecomputeLevel, number_option
+from .values import BoxProfile, Microbatches, RecomputeLevel, amount_option, number_option
 from .workloads import ModelSource, require_source, workload_of
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ NUM_DEVICES = 8
 MEMORY_GIB = 80.0
 
 DEVICES = number_option(about=f"Devices; if not given those of --box, or {NUM_DEVICES}.")
-MEMORY = typer.Option(
-    min=0,
-    help=f"Memory of each device, in GiB; if not given that of --box, or {MEMORY_GIB:g}.",
+MEMORY = amount_option(
+    least=0,
+    about=f"Memory of each device, in GiB; if not given that of --box, or {MEMORY_GIB:g}.",
     show_default=False,
 )
 OPTIMIZER = typer.Option(help="A class of torch.optim, or none to leave its state out.")

@@ -9,7 +9,7 @@ from ..columns import counted
 from ..one_of import require_one_of
 from .errors import bad_input
 from .reports import print_table
-from .values import BoxProfile, is_whole, number_option
+from .values import BoxProfile, is_whole, number, number_option
 
 if TYPE_CHECKING:
     from ..scale import Cluster, Job, Prediction
@@ -93,12 +93,20 @@ def scale(
     slowdown: Annotated[
         float | None,
         typer.Option(
-            "--straggler", metavar="FACTOR", help="One GPU whose kernels take so much longer."
+            "--straggler",
+            parser=number,
+            metavar="FACTOR",
+            help="One GPU whose kernels take so much longer.",
         ),
     ] = None,
     variation: Annotated[
         float | None,
-        typer.Option("--jitter", metavar="SHARE", help="Times vary by this standard deviation."),
+        typer.Option(
+            "--jitter",
+            parser=number,
+            metavar="SHARE",
+            help="Times vary by this standard deviation.",
+        ),
     ] = None,
 ) -> None:
     """Predict a training step on many GPUs: the best of data x tensor x pipeline parallel."""

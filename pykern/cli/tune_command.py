@@ -8,7 +8,7 @@ import typer
 from ..boxes import load
 from .errors import bad_input
 from .reports import require_files
-from .values import BoxProfile, DeviceNames
+from .values import BoxProfile, DeviceNames, amount_option, number_option
 from .workloads import ModelSource, workload_of
 
 GIB = 2**30
@@ -18,11 +18,11 @@ def tune(
     source: ModelSource = None,
     devices: DeviceNames = "cpu:2",
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Rows of a batch.", show_default="those returned")
+        int | None, number_option(about="Rows of a batch.", show_default="those returned")
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option(min=0, help="Memory of each device, in GiB.", show_default="that of GPUs"),
+        amount_option(least=0, about="Memory of each device, in GiB.", show_default="that of GPUs"),
     ] = None,
     out: Annotated[
         Path | None,

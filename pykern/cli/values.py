@@ -55,6 +55,27 @@ def is_whole(text: str) -> bool:
     return text.isdecimal()
 
 
+def number(given: object) -> float:
+    """Any number, also an infinite one or NaN."""
+    try:
+        return float(str(given))
+    except ValueError:
+        raise typer.BadParameter(f"the value must be a number, got '{given}'") from None
+
+
+def amount_option(*names: str, least: int, about: str, show_default: str | bool = True) -> Any:
+    """An option that takes a number from `least` on."""
+
+    def parse(given: object) -> float:
+        if not number(given) >= least:
+            raise typer.BadParameter(
+                f"the value must be a number of at least {least}, got '{given}'"
+            )
+        return number(given)
+
+    return typer.Option(*names, help=about, parser=parse, metavar="X", show_default=show_default)
+
+
 def milliseconds(given: object) -> float:
     """A finite time."""
     time = time_of(str(given))
@@ -119,9 +140,9 @@ def time_of(text: str) -> float:
     return number if 0 <= number < math.inf else math.nan
 
 
-def number_option(*names: str, about: str) -> Any:
+def number_option(*names: str, about: str, show_default: str | bool = True) -> Any:
     """An option that takes a count."""
-    return typer.Option(*names, help=about, parser=count, metavar="N")
+    return typer.Option(*names, help=about, parser=count, metavar="N", show_default=show_default)
 
 
 BoxProfile = Annotated[

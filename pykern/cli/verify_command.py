@@ -9,7 +9,7 @@ from .errors import bad_input
 from .reports import print_table
 from .schedule_options import Given, of_schedule, require_owned, with_schedule_options
 from .sources import CATALOGUE
-from .values import DeviceNames, Microbatches, RecomputeLevel, number_option
+from .values import DeviceNames, Microbatches, RecomputeLevel, amount_option, number_option
 from .workloads import MakeWorkload, ModelSource, workload_of
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def verify(
     steps: Annotated[int, number_option(about="Steps of each schedule.")] = 2,
     recompute: RecomputeLevel = "none",
     rtol: Annotated[
-        float, typer.Option(min=0, help="Tolerance relative to the plain model's values.")
+        float, amount_option(least=0, about="Tolerance relative to the plain model's values.")
     ] = 0.0,
-    atol: Annotated[float, typer.Option(min=0, help="Absolute tolerance.")] = 0.0,
+    atol: Annotated[float, amount_option(least=0, about="Absolute tolerance.")] = 0.0,
     *,
     options: Given,
 ) -> None:
@@ -96,8 +96,8 @@ def _verdict(
 
     with bad_input():
         workload = make(plan.num_stages)
-    args, kwargs = call_of(workload.inputs)
-    sample = workload.sample(plan.num_microbatches)
+        args, kwargs = call_of(workload.inputs)
+        sample = workload.sample(plan.num_microbatches)
     if sample is not None:
         settings = settings | {"sample": sample}
     trains = plan.has(Kind.B) or plan.has(Kind.I)

@@ -42,14 +42,18 @@ class Workload(NamedTuple):
     loss_fn: Callable[..., Any]
 
     def sample(self, num_microbatches: int) -> Any:
-        """The inputs of the first microbatch, for a model with a forward of its own; else None."""
+        """The inputs of the first microbatch, for a model with a forward of its own; else None.
+
+        Raises:
+            ValueError: the inputs have no rows to cut.
+        """
         from ..partition.chain import call_of, is_chain
         from ..runtime import microbatch
 
+        num_rows = microbatch.batch_size(call_of(self.inputs))
         if is_chain(self.model):
             return None
-        rows = microbatch.sizes(microbatch.batch_size(call_of(self.inputs)), num_microbatches)
-        return microbatch.split(self.inputs, rows)[0]
+        return microbatch.split(self.inputs, microbatch.sizes(num_rows, num_microbatches))[0]
 
 
 # Makes one for a number of stages, the same each time.
@@ -67,16 +71,20 @@ def require_source(source: str | None) -> None:
     module_name, _ = _names(source)
     outermost = module_name.partition(".")[0]
     if find_spec(outermost) is None:
-        raise ValueError(
-            f"the model must be a function of a module, got '{source}': there is no module "
-            f"{outermost}. Run pykern in its folder"
-        )
+        raise _no_module(source, outermost)
+
+
+def _no_module(source: str, name: str) -> ValueError:
+    return ValueError(
+        f"the model must be a function of a module, got '{source}': there is no module {name}. Run "
+        "pykern in its folder"
+    )
 
 
 def _names(source: str) -> tuple[str, str]:
     """The names of the module, which is looked for beside the user first, and of the function."""
     module_name, _, name = source.partition(":")
-    if not module_name or not name.isidentifier():
+    if not all(map(str.isidentifier, [*module_name.split("."), name])):
         raise ValueError(f"the model must be module:function, got '{source}'")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -97,7 +105,12 @@ def workload_of(source: str | None) -> MakeWorkload:
         return _seeded(_demo)
     require_source(source)
     module_name, name = _names(source)
-    function = getattr(import_module(module_name), name, None)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        # Another module may be missing, which this one imports.
+        raise error if error.name != module_name else _no_module(source, module_name) from None
+    function = getattr(module, name, None)
     if not callable(function):
         raise ValueError(
             f"the model must be a function of the module {module_name}, got '{name}', which is not "
@@ -123,6 +136,11 @@ def _checked(source: str, returned: Any) -> Workload:
             f"got {type(returned).__name__}"
         )
     if len(returned) == 4:
+        if not callable(returned[3]):
+            raise ValueError(
+                f"{source} must return a function as loss_fn, got {type(returned[3]).__name__}. "
+                "Return for example torch.nn.functional.mse_loss"
+            )
         return Workload(*returned)
     model, inputs, target = returned
     if target is None:

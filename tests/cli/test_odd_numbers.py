@@ -17,10 +17,18 @@ LONG = "9" * 5000
         (["plan", "gpipe", "--frozen", f"{1 << 40}"], "--frozen must name stages 0 to 3 for gpipe"),
         (["schedules", "--transfer", "1e301"], "the costs must add up to a finite number of"),
         (["schedules", "--costs", "1e301:1"], "the costs must add up to a finite number of"),
+        (["verify", "--rtol", "nan"], "the value must be a number of at least 0, got 'nan'"),
+        (["verify", "--atol", "-1"], "the value must be a number of at least 0, got '-1'"),
+        (["fit", "--memory", "-1"], "the value must be a number of at least 0, got '-1'"),
+        (["tune", "--memory", "x"], "the value must be a number, got 'x'"),
+        (["tune", "--batch-size", "0"], "the value must be a whole number of at least 1, got '0'"),
+        (["bench", "box", "--seconds", "0.5"], "be a number of at least 1, got '0.5'"),
+        (["scale", "--straggler", "x"], "the value must be a number, got 'x'"),
+        (["scale", "--jitter", ""], "the value must be a number, got ''"),
     ],
 )
 def test_numbers_that_no_plan_has_are_refused_in_a_line(arguments: list[str], message: str) -> None:
-    """Tracebacks, and words of Python about a setting of the interpreter."""
+    """Tracebacks, and words of Python or of the command line's library without the value."""
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
     assert message in done.stderr
