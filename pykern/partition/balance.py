@@ -141,15 +141,7 @@ def partition(
     require_num_stages(num_stages, len(chain))
     parameters = [_count_parameters(name, layer) for name, layer in chain]
     limits: tuple[Limit, ...] = ()
-    if isinstance(balance, str):
-        _check_sample(balance, sample)
-        layers_of = [layer for _, layer in chain]
-        costs = costs_of_layers(balance, layers_of, parameters, sample, num_stages)
-        if memory is not None:
-            held = costs if balance == "memory" else bytes_held(layers_of, sample, num_stages)
-            limits = (_limit(held, memory),)
-        ends = _ends(costs, num_stages, memory if balance == "memory" else speeds, limits)
-    elif isinstance(balance, Mapping):
+    if isinstance(balance, Mapping):
         costs = [
             _price(balance, name, kind) for (name, _), (kind, _) in zip(named, chain, strict=True)
         ]
@@ -159,9 +151,17 @@ def partition(
                 f"in patterns: the layers are {', '.join(sorted({kind for kind, _ in chain}))}"
             )
         ends = _ends(costs, num_stages, speeds)
-    else:
+    elif isinstance(balance, Sequence) and not isinstance(balance, str):
         costs = parameters
         ends = _given_ends(balance, num_stages, len(chain))
+    else:
+        _check_sample(balance, sample)
+        layers_of = [layer for _, layer in chain]
+        costs = costs_of_layers(balance, layers_of, parameters, sample, num_stages)
+        if memory is not None:
+            held = costs if balance == "memory" else bytes_held(layers_of, sample, num_stages)
+            limits = (_limit(held, memory),)
+        ends = _ends(costs, num_stages, memory if balance == "memory" else speeds, limits)
     stages = spans_of(ends)
     return Partition(
         stages=stages,
@@ -276,7 +276,7 @@ def _check_sample(balance: str, sample: Any) -> None:
 def _price(prices: Mapping[str, float], name: str, kind: str) -> int:
     """The cost of a layer in millionths; `name` may be a number, and `kind` is then its type."""
     for pattern, price in prices.items():
-        if fnmatchcase(name, pattern) or fnmatchcase(kind, pattern):
+        if any(fnmatchcase(each, str(pattern)) for each in (name, kind)):
             if not isinstance(price, int | float) or not 0 <= price < inf:
                 raise ValueError(f"balance must hold prices >= 0, got {price!r} for {pattern!r}")
             return round(price * 1_000_000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -249,3 +249,17 @@ def call_of(sample: Any) -> Call:
     if isinstance(sample, dict):
         return (), sample
     return (sample if isinstance(sample, tuple) else (sample,)), {}
+
+
+def calls_of(batches: Iterable[Any]) -> Iterator[Call]:
+    """The arguments of each batch, as of `call_of`.
+
+    Raises:
+        TypeError: these are not batches that one can go through.
+    """
+    if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
+        raise TypeError(
+            f"batches must be an iterable of batches, got {type(batches).__name__}. Give a list, a "
+            "generator or a DataLoader"
+        )
+    return map(call_of, batches)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import _C
 from ..modes import uncompiled
-from ..partition.chain import call_of
+from ..partition.chain import calls_of
 from ..plan import Kind
 from ..runtime import microbatch
 from ..runtime.batch import Batch, Outputs
@@ -256,7 +256,7 @@ class Steps(Measured):
                 The note names the batch, counted from 0 like microbatches.
         """
         self._chain.require_unchanged(self._modules)
-        calls = map(call_of, batches)
+        calls = calls_of(batches)
         return self._executor.stream(self._predict_program, calls, self._open_batch)
 
     def _open_batch(self, call: Call) -> tuple[Batch, Outputs]:

@@ -98,11 +98,17 @@ def with_tuned(
         arguments: all others, by name.
 
     Raises:
+        TypeError: `tuned` is not a path.
         ValueError: the file is not one, an argument is given that it stands for, or it is for
             another model.
     """
     if tuned is None:
         return arguments
+    if not isinstance(tuned, str | os.PathLike):
+        raise TypeError(
+            f"tuned must be the path of a file, got a {type(tuned).__name__}. Give the file that "
+            "Choice.save has written"
+        )
     found = Tuned.load(tuned)
     for name, usual in STANDS_FOR.items():
         if arguments[name] is not usual and arguments[name] != usual:

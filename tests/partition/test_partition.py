@@ -101,6 +101,9 @@ def test_the_table_of_a_model_without_parameters_has_no_shares() -> None:
         (3, "parameters", "the model must have at least 3 layers, one for each stage, got 2"),
         (0, "parameters", "num_stages must be 1 to 16777216, got 0"),
         (2, "weight", "balance must be 'parameters', .*, got 'weight'"),
+        (2, 2, "balance must be 'parameters', .* a list of layer counts, .*, got 2"),
+        (2, {1, 2}, "balance must be 'parameters', .* a list of layer counts, .*, got {1, 2}"),
+        (2, {1: 2}, "balance must have a price for each layer, got none for '0'"),
         (
             2,
             "time",

@@ -184,6 +184,11 @@ CALLS = {
         "arguments by name must be those that a layer's forward names (here no layer names any), "
         "got target=. Omit target",
     ),
+    "a stream of nothing": (
+        lambda: make().stream(3),  # type: ignore[arg-type]
+        TypeError,
+        "batches must be an iterable of batches, got int. Give a list, a generator or a DataLoader",
+    ),
     "a stream": (
         lambda: list(make().stream([(X, X)])),
         TypeError,

@@ -67,7 +67,7 @@ def test_the_pipeline_does_nothing_else_while_it_streams() -> None:
                 refused()
         assert [int(y[0, 0]) for y in stream] == list(range(1, 9))
         assert list(pipe.stream([])) == []
-        with pytest.raises(TypeError, match="not iterable"):
+        with pytest.raises(TypeError, match="batches must be an iterable"):
             pipe.stream(3)  # type: ignore[arg-type]
 
 

@@ -337,6 +337,12 @@ def test_what_does_not_go_with_a_file(more: dict[str, Any], message: str, tmp_pa
         pykern.Pipeline(model, tuned=tmp_path / "plan.json", loss_fn=F.mse_loss, **more)
 
 
+def test_a_plan_that_is_not_in_a_file_is_refused() -> None:
+    """Python told of paths."""
+    with pytest.raises(TypeError, match=r"tuned must be the path of a file, got a \w+\. Give"):
+        pykern.Pipeline(mlp(), tuned=object())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
