@@ -1,10 +1,10 @@
-"""Whether what is to be saved or loaded is a model and an optimizer."""
+"""Whether what is to be saved or loaded is a model, an optimizer and the like."""
 
 from torch import nn
 
 
-def require_kinds(model: object, optimizer: object) -> None:
-    """Refuses anything but a model, and an optimizer or None.
+def require_kinds(model: object, optimizer: object, **others: object) -> None:
+    """Refuses anything but a model, an optimizer or None, and others with a state or None.
 
     Raises:
         TypeError: one of them is something else.
@@ -20,6 +20,11 @@ def require_kinds(model: object, optimizer: object) -> None:
             f"optimizer must be an optimizer of torch.optim or like one, got {_shown(optimizer)}. "
             "Give a scheduler by scheduler=, and a scaler by scaler="
         )
+    for name, value in others.items():
+        if value is not None and (isinstance(value, type) or not hasattr(value, "state_dict")):
+            raise TypeError(
+                f"{name} must have a state_dict(), got {_shown(value)}. Give the {name} itself"
+            )
 
 
 def _shown(value: object) -> str:

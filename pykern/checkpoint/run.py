@@ -61,12 +61,13 @@ def save(  # noqa: PLR0913 - all that a run is made of, by keyword
         grads: whether to save `.grad`, for a run that is saved within gradient accumulation.
 
     Raises:
-        TypeError: the model is not a module, or the optimizer not an optimizer.
+        TypeError: the model is not a module, the optimizer not an optimizer, or another one lacks
+            a state.
         CheckpointError: a value is of a kind that the file cannot hold; the message names it. Or
             another process could not write the file.
         OSError: the file cannot be written.
     """
-    require_kinds(model, optimizer)
+    require_kinds(model, optimizer, scheduler=scheduler, scaler=scaler)
     with saving(optimizer, grads=grads) as writes:
         if not writes:
             return
@@ -120,12 +121,13 @@ def load(
         The `extra` that was saved.
 
     Raises:
-        TypeError: the model is not a module, or the optimizer not an optimizer.
+        TypeError: the model is not a module, the optimizer not an optimizer, or another one lacks
+            a state.
         CheckpointError: the file is not a checkpoint, is damaged, lacks a requested part, or does
             not fit. Nothing has been changed.
         OSError: the file cannot be read.
     """
-    require_kinds(model, optimizer)
+    require_kinds(model, optimizer, scheduler=scheduler, scaler=scaler)
     with as_before():
         with file.reading(Path(path)) as saved:
             # Steps that call foreign code come first: if one fails, nothing has been changed.

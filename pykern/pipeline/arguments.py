@@ -96,7 +96,7 @@ class Arguments:
         self._require_names(named, is_step=loss is not None)
         self._require_call(args, named, may_target=loss is not None and target is None)
         if loss is not None and loss is self._loss_fn:
-            _require_target(loss, target)
+            require_target(loss, target)
         self._seen.add(form)
 
     def _require_names(self, named: Mapping[str, Any], *, is_step: bool) -> None:
@@ -136,7 +136,7 @@ class Arguments:
         )
 
 
-def _require_target(loss: Loss, target: Any) -> None:
+def require_target(loss: Loss, target: Any) -> None:
     """Raises TypeError if a loss does not take the target, or needs a missing target."""
     function = loss
     if isinstance(loss, nn.Module):
@@ -148,9 +148,7 @@ def _require_target(loss: Loss, target: Any) -> None:
         return
     taken = f"{getattr(loss, '__name__', type(loss).__name__)}{_names(signature)}"
     if target is None:
-        raise TypeError(
-            f"target must be given for the loss {taken}, got None. Call step(x, target=y)"
-        )
+        raise TypeError(f"target must be given for the loss {taken}, got None. Give it by target=")
     raise TypeError(
         f"loss_fn must take an output and a target, got {taken}. Omit target= for a loss of the "
         "output alone, and give a target of the model's own by position"

@@ -102,6 +102,7 @@ def memory_of(
     elif pipe._loss_fn is None:
         unknown["activations"] = "not predicted for a loss outside of the pipeline."
     else:
+        pipe._arguments.require(call, target=target, loss=pipe._loss_fn)
         with left_alone([pipe, pipe._loss_fn], [s.device for s in pipe._executor.stages]):
             found = held_by_stages(pipe, call, target)
         activations = None if found is None else most_held(pipe.plan, *found)

@@ -17,6 +17,7 @@ from ..partition.balance import Balance, Partition
 from ..partition.chain import max_stages
 from ..partition.layers import refuse_lazy
 from ..partition.split_points import SplitAt
+from ..pipeline.arguments import require_target
 from ..pipeline.choose_levels import RecomputeArgument, choose_levels
 from ..pipeline.choose_plan import Schedule, choose_plan
 from ..plan import Plan, lower, require_counts
@@ -162,6 +163,7 @@ def estimate_step(
 ) -> Estimate:
     """The peak memory of each device, as by `estimate`; what was measured before is taken."""
     _require_arguments(of, sample, recompute)
+    require_target(of.loss_fn, target)
     rows = batch_size({"sample": sample, "target": target})
     shares = Shares(of.devices, microbatches)
     chosen = choose_plan(of.schedule, shares, max_stages(of.model), of.options)

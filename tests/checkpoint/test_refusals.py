@@ -298,3 +298,14 @@ def test_what_is_no_model_or_optimizer_is_refused(file, name):
         with pytest.raises(TypeError, match=message):
             call(file, *make(model))
     assert not file.exists()
+
+
+@pytest.mark.parametrize("call", [checkpoint.save, checkpoint.load])
+@pytest.mark.parametrize("name", ["scheduler", "scaler"])
+def test_what_has_no_state_is_refused_by_name(file, call, name):
+    """Python told of attributes that the object has not."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    for value, shown in ((0.1, "an object of float"), (torch.amp.GradScaler, "the class Grad")):
+        with pytest.raises(TypeError, match=rf"{name} must have a state_dict\(\), got {shown}"):
+            call(file, model, **{name: value})
+    assert not file.exists()

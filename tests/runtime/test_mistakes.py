@@ -198,8 +198,12 @@ CALLS = {
     "no target": (
         lambda: make().step(X),
         TypeError,
-        "target must be given for the loss MSELoss(input, target), got None. Call step(x, "
-        "target=y)",
+        "target must be given for the loss MSELoss(input, target), got None. Give it by target=",
+    ),
+    "no target for the memory": (
+        lambda: make().memory(X),
+        TypeError,
+        "target must be given for the loss MSELoss(input, target), got None. Give it by target=",
     ),
     "a target that the loss does not take": (
         lambda: make(loss_fn=lambda output: output.mean()).step(X, target=Y),

@@ -354,6 +354,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("devices", "cuda", "devices must be an int, got 'cuda'"),
     ("devices", 0, "devices must be 1 to 16777216, got 0"),
     ("sample", None, "sample must be the input of one microbatch, got None"),
+    ("target", None, "target must be given for the loss .*, got None. Give it by target="),
     ("loss_fn", None, "loss_fn must be callable, got NoneType"),
     ("optimizer", "AdamW", "optimizer must be callable, got str.* a class of torch.optim"),
     ("balance", "time", "balance must not be 'time'"),

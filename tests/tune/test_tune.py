@@ -302,6 +302,7 @@ def test_resumed_measurements_have_the_state_of_another_optimizer(tmp_path: Path
         ({"microbatches": 4}, "microbatches must be left out of tune, which chooses it, got 4"),
         ({"recompute": "layer"}, "recompute must be left out of tune, which chooses it"),
         ({"devices": "cpu:7"}, "devices must be at most 4"),
+        ({"target": None}, "target must be given for the loss .*, got None. Give it by target="),
         ({"target": torch.ones(3, 8)}, "target must have as many rows"),
     ],
 )
