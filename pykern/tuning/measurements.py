@@ -170,11 +170,11 @@ class Measurements:
         """
         try:
             found = from_text(cls, text)
-            # Older versions have taken no pairs.
-            _ = found.sizes["B ops F pair"]
-        except (KeyError, ValueError) as error:
+            if "B ops F pair" not in found.sizes:
+                raise ValueError("sizes must have pairs, got those of an older version")
+        except ValueError as error:
             raise ValueError(
-                f"measurements must be those of pykern.tune, got {error!r}. If another version of "
-                "pykern wrote the file, delete it to measure again"
+                f"measurements must be those of pykern.tune, got another text: {error}. If another "
+                "version of pykern wrote the file, delete it to measure again"
             ) from None
         return found

@@ -91,9 +91,19 @@ def test_what_a_further_stage_costs_is_seen_beside_few_stages() -> None:
     assert _action_ns([fine], fine, "F", 4) == 0.0
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"units": 1}'])
-def test_other_files_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"measurements must be those of pykern.tune, got"):
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "the text must be JSON, got its end"),
+        ("[]", "the value must be a dict"),
+        ("{}", "the value must have the keys"),
+        ('{"units": 1}', "the value must have the keys"),
+    ],
+)
+def test_other_files_are_refused(text: str, told: str) -> None:
+    """The message showed an error of Python as code."""
+    expected = rf"measurements must be those of pykern.tune, got another text: {told}"
+    with pytest.raises(ValueError, match=expected):
         Measurements.from_json(text)
 
 
@@ -108,7 +118,9 @@ def test_files_of_another_version_are_refused(changes: dict[str, Any]) -> None:
 def test_files_without_pairs_of_units_are_refused() -> None:
     content = json.loads(measurements([10.0]).to_json())
     content["sizes"] = {"activation": content["sizes"]["handed"]}
-    with pytest.raises(ValueError, match=r"those of pykern\.tune, got KeyError.*delete it"):
+    with pytest.raises(
+        ValueError, match=r"those of pykern\.tune, got .*sizes must have pairs, got .*delete it"
+    ):
         Measurements.from_json(json.dumps(content))
 
 
