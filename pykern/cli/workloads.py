@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+
+from ..script import ScriptFailed
+from .errors import errors_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -106,7 +110,8 @@ def workload_of(source: str | None) -> MakeWorkload:
     require_source(source)
     module_name, name = _names(source)
     try:
-        module = import_module(module_name)
+        with _users_code(module_name):
+            module = import_module(module_name)
     except ModuleNotFoundError as error:
         # Another module may be missing, which this one imports.
         raise error if error.name != module_name else _no_module(source, module_name) from None
@@ -116,7 +121,26 @@ def workload_of(source: str | None) -> MakeWorkload:
             f"the model must be a function of the module {module_name}, got '{name}', which is not "
             "there"
         )
-    return _seeded(lambda _: _checked(source, function()))
+
+    def returned(_: int) -> Workload:
+        with _users_code(module_name):
+            found = function()
+        return _checked(source, found)
+
+    return _seeded(returned)
+
+
+@contextmanager
+def _users_code(module_name: str) -> Iterator[None]:
+    """Shows the errors of the user's module from its own line on, as those of a script."""
+    spec = find_spec(module_name)
+    with errors_of(str(spec and spec.origin)):
+        try:
+            yield
+        except (ImportError, OSError, ValueError):
+            raise
+        except Exception as error:
+            raise ScriptFailed from error
 
 
 def _seeded(make: MakeWorkload) -> MakeWorkload:

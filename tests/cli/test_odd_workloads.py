@@ -1,5 +1,6 @@
 """Functions that return no model and batch are refused in a line, before anything runs."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,27 @@ def test_other_functions_are_refused_in_a_line(
     assert done.exit_code == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["verify", "profile", "fit"])
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("made = 1 / 0", "ZeroDivisionError: division by zero"),
+        ("def make():\n    raise RuntimeError('no data')", "RuntimeError: no data"),
+        ("def make(:", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_errors_of_the_module_begin_at_its_own_line(
+    command: str, text: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The traceback began in the command line, twenty frames above."""
+    (tmp_path / "failing_workload.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "failing_workload", raising=False)
+    done = CliRunner().invoke(app, [command, "failing_workload:make", "--schedule", "gpipe"])
+    assert done.exit_code == 1
+    assert error in done.stderr
+    assert "pykern" not in done.stderr
+    assert done.stderr.count('  File "') == 1
