@@ -13,7 +13,7 @@ from torch import Tensor
 from ..forks import fork_safe_lock
 from ..tensors.sparse import dense_parts
 from ..tensors.trees import all_tensors
-from ..torch_private import DispatchMode
+from ..torch_private import DispatchMode, call_in_mode
 
 
 class _Known(weakref.ref[torch.UntypedStorage]):
@@ -59,7 +59,7 @@ class LiveBytes(DispatchMode):
         kwargs = kwargs or {}
         for tensor in _dense((args, kwargs)):
             self._note(tensor, is_new=False)
-        result = func(*args, **kwargs)
+        result = call_in_mode(func, args, kwargs)
         for tensor in _dense(result):
             self._note(tensor, is_new=True)
         return result

@@ -9,7 +9,7 @@ from ..scale.cluster import REACHED
 from ..tensors.flops import flops_of
 from ..tensors.sparse import all_bytes
 from ..tensors.trees import all_tensors
-from ..torch_private import DispatchMode
+from ..torch_private import DispatchMode, call_in_mode
 
 
 class OperationTimes(DispatchMode):
@@ -37,7 +37,7 @@ class OperationTimes(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls the operation."""
-        result = func(*args, **(kwargs or {}))
+        result = call_in_mode(func, args, kwargs or {})
         if not func.is_view:
             tensors = all_tensors((args, kwargs, result))
             moved = {id(tensor): all_bytes(tensor) for tensor in tensors}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from ..torch_private import DispatchMode
+from ..torch_private import DispatchMode, call_in_mode
 
 _ATEN = torch.ops.aten
 
@@ -26,7 +26,7 @@ class CountedFlops(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls the operation."""
-        result = func(*args, **(kwargs or {}))
+        result = call_in_mode(func, args, kwargs or {})
         self.total += flops_of(func, args, kwargs, result)
         return result
 

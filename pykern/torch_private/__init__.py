@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
 from .intercepting import (
     Interceptor,
     Operation,
+    call_in_mode,
     interceptor,
     set_interceptor,
     takes_generator,
@@ -37,6 +38,7 @@ __all__ = [
     "DispatchMode",
     "Interceptor",
     "Operation",
+    "call_in_mode",
     "checked_backward",
     "checkpoints_ended",
     "compiler",

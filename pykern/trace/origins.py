@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import _C
 from ..forks import fork_safe_lock
 from ..tensors.trees import leaves
-from ..torch_private import DispatchMode, is_traceable_wrapper_subclass
+from ..torch_private import DispatchMode, call_in_mode, is_traceable_wrapper_subclass
 from ..user_code import user_line
 from .values import PLAIN
 
@@ -135,7 +135,7 @@ class Follow(DispatchMode):
         written = list(_written(func, args, kwargs)) if func._schema.is_mutable else []
         for storage in written:
             self.before_write(storage)
-        result = func(*args, **kwargs)
+        result = call_in_mode(func, args, kwargs)
         made = [storage for _, storage in _with_storages(result) if storage._cdata not in read]
         if varies:
             made += [storage for storage in written if storage._cdata not in self.given]
@@ -174,7 +174,7 @@ class FollowAgain(Follow):
         if "batch_norm" not in func._schema.name:
             for tensor, storage in _with_storages((args, kwargs)):
                 self._read(tensor, storage)
-        return func(*args, **kwargs)
+        return call_in_mode(func, args, kwargs)
 
     def _read(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
         return storage._cdata not in self._writes and super()._read(tensor, storage)

@@ -1,6 +1,7 @@
 """Random numbers: reproducible, the caller's generator moved by one draw at most."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import pykern
 from pykern import schedules
@@ -65,6 +67,28 @@ def test_steps_and_microbatches_draw_different_numbers() -> None:
         for _ in range(2):
             pipe(torch.ones(4, 6))
     assert len({tuple(mask.tolist()) for mask in masks}) == 16
+
+
+@pytest.mark.parametrize("mode", [nullcontext, lambda: FlopCounterMode(display=False)])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_inference_mode_draws_what_no_grad_draws(
+    mode: Callable[[], AbstractContextManager[Any]], steps: int
+) -> None:
+    layers, x = model(), torch.ones(8, 6)
+
+    def calls(kind: Callable[[], AbstractContextManager[Any]]) -> list[Tensor]:
+        with pykern.Pipeline(layers, devices="cpu:2", microbatches=4, loss_fn=F.mse_loss) as pipe:
+            for _ in range(steps):
+                pipe.step(x, target=x)
+            torch.manual_seed(5)
+            with kind(), mode():
+                found = [pipe(x)]
+            # The first call shows whether stages draw.
+            with torch.no_grad():
+                return [*found, pipe(x), torch.rand(())]
+
+    pairs = zip(calls(torch.inference_mode), calls(torch.no_grad), strict=True)
+    assert all(torch.equal(mine, other) for mine, other in pairs)
 
 
 def test_draws_begin_and_end_with_train_mode() -> None:
@@ -227,7 +251,7 @@ def test_a_stage_is_known_when_nothing_is_left_to_watch() -> None:
     assert draws.known() is None
     draws.watched(drew=True, num_seeds=1, only_seeds=False)
     assert draws.known() is not None
-    draws.begin(StepSeed(), "train", torch.device("cpu"))
+    draws.begin(StepSeed(), "train", compiled=True)
     assert draws.known() is None
     draws.begin(StepSeed(), "train")
     draws.generators.clear()

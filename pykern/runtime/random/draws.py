@@ -12,6 +12,7 @@ from torch import Tensor
 from ...kernels import seeds
 from ...modes import set_states
 from ...plan import Action, Kind
+from ...torch_private import dispatch_modes
 from .compiled import Whole, WholeStates
 from .eager import Begins, KnownState, OwnState, RefuseInBackward, Repeat, know_operations, refusal
 from .seed import StepSeed, action_seed, default_generator, generators_lent
@@ -49,25 +50,26 @@ class Draws:
         self.stage = stage
         self._drew = False
         self.generators: dict[torch.Generator, torch.Generator] = {}
-        # The generators that the stage's compiled layers draw from; empty without such layers.
+        # The generators of actions whose draws cannot be seen one by one; empty for other actions.
         self._whole: Sequence[torch.Generator] = ()
         self._mode: object = None
         self._safe: dict[Kind, set[object]] = {}
 
-    def begin(self, seed: StepSeed, mode: object, compiled_for: torch.device | None = None) -> None:
+    def begin(
+        self, seed: StepSeed, mode: object, device: torch.device = _CPU, *, compiled: bool = False
+    ) -> None:
         """Starts a step.
 
         Args:
             seed: of the step.
             mode: any value that changes when other layers may draw.
-            compiled_for: the stage's device, if it has compiled layers.
+            device: of the stage.
+            compiled: whether the stage has compiled layers.
         """
         self._seed, self.state = seed, None
-        if compiled_for is None:
-            self._whole = ()
-        else:
-            devices = {_CPU, compiled_for}
-            self._whole = [default_generator(device) for device in devices]
+        # In inference mode, a mode of the caller is given dropout as one operation, not its draw.
+        whole = compiled or (torch.is_inference_mode_enabled() and len(dispatch_modes()) > 0)
+        self._whole = [default_generator(each) for each in {_CPU, device}] if whole else ()
         if mode != self._mode:
             self.possible = True
             self._drew = False

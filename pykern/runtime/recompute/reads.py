@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...tensors.trees import all_tensors, tensors_of
-from ...torch_private import DispatchMode
+from ...torch_private import DispatchMode, call_in_mode
 from ...trace.reach import places_of
 
 
@@ -43,7 +43,7 @@ class Reads(DispatchMode):
         read = {storage._cdata: storage for storage in _storages((args, kwargs))}
         for storage in read.values():
             self._read(storage)
-        result = func(*args, **kwargs)
+        result = call_in_mode(func, args, kwargs)
         for storage in _storages(result):
             if storage._cdata not in read:
                 self._made[storage._cdata] = weakref.ref(storage), len(self._returned)

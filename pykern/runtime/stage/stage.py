@@ -124,7 +124,7 @@ class Stage:
             self.copies_input = self.looks_at_copies = self._in_place
         self.recomputed.begin(levels, changed=changed, compiled=self._compiled)
         mode = settings, steering, torch.is_grad_enabled(), function is None
-        self.draws.begin(seed, mode, self.device if self._compiled else None)
+        self.draws.begin(seed, mode, self.device, compiled=self._compiled)
         # The settings are stored last, so that after an interrupt all of this runs again.
         self.settings, self._steering = settings, steering
         self.choose()
