@@ -74,7 +74,7 @@ def profile(
     def step() -> None:
         pipe.step(*call[0], target=target, **call[1])
 
-    with left_alone([pipe, pipe._loss_fn], devices):
+    with left_alone([pipe, pipe._loss_fn], devices, (call, target)):
         competing = on_cpu and threads > 1
         ran, alone = timed_steps(pipe, step, num_steps, competing=competing)
         quiet, peaks = alone or ran, _peaks(pipe)

@@ -72,7 +72,7 @@ class HeldContents:
     """The attributes of modules and parameters, and what is in these, as it is now.
 
     In attributes are dicts, lists, sets and the like, tensors, arrays and objects of the user's
-    classes, each looked into.
+    classes, each looked into. The gradients of tensors count, but not those of parameters.
 
     Args:
         holders: the modules, and the parameters with attributes.
@@ -183,6 +183,10 @@ class HeldContents:
     def _keep_tensor(self, tensor: Tensor) -> None:
         value, version = tensor.detach().clone(), version_of(tensor)
         self._ways.append(partial(_put_tensor, tensor, value, version))
+        if tensor.requires_grad and tensor.is_leaf:
+            gradient = tensor.grad
+            sums = None if gradient is None else gradient.detach().clone()
+            self._ways.append(partial(_put_gradient, tensor, gradient, sums))
 
     def _keep_parameter(self, parameter: nn.Parameter) -> None:
         if is_lazy(parameter):
@@ -241,6 +245,13 @@ def _put_tensor(tensor: Tensor, before: Tensor, version: int | None) -> None:
     # By `.data`, beside any graph, in one mode or another. It counts no write either: the value
     # is what it was, and a buffer that nothing else has written must not look written.
     tensor.data.copy_(before)
+
+
+def _put_gradient(tensor: Tensor, gradient: Tensor | None, before: Tensor | None) -> None:
+    # A backward may have added to the gradient in place.
+    if gradient is not None and before is not None:
+        gradient.data.copy_(before)
+    tensor.grad = gradient
 
 
 def _put_parameter(parameter: nn.Parameter, held: Tensor, before: Tensor) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import _C
 from ..partition.chain import Chain
 from ..runtime import microbatch
+from ..runtime.autograd.graph import leaves_of
 from ..runtime.batch import Batch
 from ..runtime.loss import InOnePass, Losses
 from ..runtime.microbatch import to_device
@@ -26,7 +27,11 @@ from .subject import StepResult, Subject, loss_of
 
 
 class Reference:
-    """Runs the plain model."""
+    """Runs the plain model.
+
+    Attributes:
+        leaves: the tensors that backwards have reached, such as those that the loss names.
+    """
 
     def __init__(self, subject: Subject, batch: Batch) -> None:
         self._subject = subject
@@ -34,6 +39,7 @@ class Reference:
         self._loss_fn = loss_of(batch)
         self._generators = list(subject.generators().values())
         self._drawn = False
+        self.leaves: list[Tensor] = []
         rows = batch.rows
         self._weights = [1.0 if subject.reduction == "sum" else n / sum(rows) for n in rows]
         self._targets = None if batch.target is None else microbatch.split(batch.target, rows)
@@ -53,7 +59,7 @@ class Reference:
         own = self._own()
         last = LayerByLayer(self._subject.stages, self._batch)
         parameters = list(self._subject.parameters(self._loss_fn).values())
-        gradients = Gradients(parameters)
+        gradients = self._gradients = Gradients(parameters)
         num_threads = torch.get_num_threads()
         for one in (forward or own or last, last):
             with (
@@ -128,6 +134,9 @@ class Reference:
         start, loss = self._start(output, number)
         self._look(begun)
         if start:
+            found = leaves_of(start[0])
+            self.leaves += found
+            self._gradients.put_aside(found)
             torch.autograd.backward(*start)
         return loss
 

@@ -46,7 +46,7 @@ class Gradients:
     """The collected gradients of parameters, put aside during a run."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._aside = [
+        self._aside: list[tuple[Tensor, str, Tensor | None]] = [
             (one, name, held)
             for one in parameters
             for name, held in (("grad", one.grad), ("main_grad", getattr(one, "main_grad", None)))
@@ -60,6 +60,13 @@ class Gradients:
             if begins is not None and not keep:
                 begins = None if name == "grad" else begins.zero_()
             setattr(one, name, begins)
+
+    def put_aside(self, leaves: Iterable[Tensor]) -> None:
+        """Takes the gradients of other leaves as well, such as a tensor that the loss names."""
+        known = {id(one) for one, _, _ in self._aside}
+        for leaf in {id(leaf): leaf for leaf in leaves if id(leaf) not in known}.values():
+            self._aside.append((leaf, "grad", leaf.grad))
+            leaf.grad = None
 
     def restore(self) -> None:
         """Restores the same gradient tensors; may be called again after an interrupt."""

@@ -128,17 +128,19 @@ class Verifier(Feature):
         gradients = Gradients(parameters)
         with (
             _C.Undo(self._boundaries.stop),
-            _C.Undo(gradients.restore),
             _C.Undo(after.restore),
+            _C.Undo(gradients.restore),
         ):
             gradients.begin(keep=False)
             before.restore()
             try:
-                return self._repeated(batch, before, call)
+                return self._repeated(batch, before, call, gradients)
             except Exception as error:
                 return Divergence(f"The origin is unknown: repeating the step raised {error!r}.")
 
-    def _repeated(self, batch: Batch, before: Snapshot, call: Callable[[], Any]) -> Divergence:
+    def _repeated(
+        self, batch: Batch, before: Snapshot, call: Callable[[], Any], gradients: Gradients
+    ) -> Divergence:
         """The origin of a difference, found by repeating both runs."""
         reference, subject = Reference(self._subject, batch), self._subject
         seen = RunTensors()
@@ -146,6 +148,7 @@ class Verifier(Feature):
             watched = LayerByLayer(subject.stages, batch, seen.entering)
             plain = reference.run(before, watched, keep=False)
             own = reference.run(before, keep=False)
+        gradients.put_aside(reference.leaves)
         self._boundaries.seen = ours_seen = RunTensors()
         ours = subject.result(call(), loss_of(batch))
         found = list(self._differences(ours, plain))
