@@ -99,6 +99,7 @@ class WithGraph:
             with aliases.in_place(), _outside_checkpoints():
                 aliases.take_place()
                 left = self._executor.run_claimed(ran.forwards, batch, self._executor.leave)
+        aliases.end_forwards()
         read_again.end_forwards()
         kept = _Kept(weights, left, aliases, read_again, begin.leaves, autocast(), ran)
         made = ForwardPass(ends, partial(self._run_back, kept))

@@ -43,7 +43,7 @@ class Aliases:
                     self._places.append((module._parameters, name, self._of(parameter)))
         for module in modules:
             self._places += self._in_attributes(vars(module))
-        self._writes = [version_of(original) for original in self.originals]
+        self._writes: list[int] = []
         # The address of each alias's memory while the aliases are in place.
         self._memory: list[int] = []
 
@@ -91,9 +91,13 @@ class Aliases:
                 original.data = alias.data
         self._memory = []
 
+    def end_forwards(self) -> None:
+        """Takes the parameters as they are now, since forwards may write their own."""
+        self._writes = [version_of(original) for original in self.originals]
+
     @property
     def written(self) -> bool:
-        """Whether a parameter has been written since the aliases were made."""
+        """Whether a parameter has been written since the forwards."""
         return self._writes != [version_of(original) for original in self.originals]
 
     def take_gradients(self) -> Sequence[Tensor | None]:

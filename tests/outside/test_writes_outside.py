@@ -48,3 +48,40 @@ def test_a_call_in_grad_mode_takes_sparse_parameters() -> None:
         assert mine.grad is not None
         assert theirs.grad is not None
         torch.testing.assert_close(mine.grad.to_dense(), theirs.grad.to_dense())
+
+
+class Renormalised(nn.Module):
+    """Adds rows of a table, each of which it shortens where it reads the row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, WIDTH, max_norm=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.table(x.detach().abs().sum(-1).long() % 5)
+        return y
+
+
+def test_a_recompute_takes_parameters_that_forwards_have_written() -> None:
+    layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)), Renormalised())
+
+    def gradients(recompute: Any) -> list[Any]:
+        copied = copy.deepcopy(layers)
+        with pipeline(copied, recompute=recompute) as pipe:
+            for _ in range(2):
+                mean_square(pipe(batch())).backward()
+        return [parameter.grad for parameter in copied.parameters()]
+
+    kept = gradients(None)
+    assert all(map(torch.equal, gradients("layer"), kept))
+    assert all(map(torch.equal, gradients("stage"), kept))
+
+
+def test_a_write_between_forward_and_backward_is_refused_for_these_too() -> None:
+    layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)), Renormalised())
+    with pipeline(layers, recompute="layer") as pipe:
+        loss = mean_square(pipe(batch()))
+        with torch.no_grad():
+            next(layers.parameters()).mul_(2)
+        with pytest.raises(RuntimeError, match="parameters must stay as they are"):
+            loss.backward()
