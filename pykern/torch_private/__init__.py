@@ -24,7 +24,6 @@ from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
 from .intercepting import (
     Interceptor,
     Operation,
-    call_in_mode,
     interceptor,
     set_interceptor,
     takes_generator,
@@ -112,6 +111,12 @@ def _engine() -> Callable[..., object]:
 run_backward = _engine()
 
 
+# The keys by which torch comes to modes, which it includes while there are any.
+_KEYS_OF_MODES: list[Any] = [
+    torch._C._parse_dispatch_key(key) for key in ("Python", "PythonTLSSnapshot")
+]
+
+
 class DispatchMode(TorchDispatchMode):
     """A mode for operations, under which torch does not load its compiler.
 
@@ -122,6 +127,21 @@ class DispatchMode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+def call_in_mode(func: Any, args: Any, kwargs: Any) -> Any:
+    """Calls an operation that a dispatch mode has been given, as it runs without the mode.
+
+    In inference mode, modes are given composite operations, such as dropout or einsum. For what
+    these call, torch would leave out autocast and the interceptors of random draws.
+    """
+    if not torch.is_inference_mode_enabled():
+        return func(*args, **kwargs)
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+        if torch._C._len_torch_dispatch_stack() == 0:
+            for key in _KEYS_OF_MODES:
+                torch._C._dispatch_tls_set_dispatch_key_included(key, False)
+        return func(*args, **kwargs)
 
 
 def version_of(tensor: Tensor) -> int:

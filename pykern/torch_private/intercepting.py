@@ -20,8 +20,6 @@ from torch.library import fallthrough_kernel
 _KEY = "TESTING_ONLY_GenericMode"
 _key: Any = torch._C._parse_dispatch_key(_KEY)
 _include = torch._C._dispatch_tls_set_dispatch_key_included
-_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 # Not objects of class Library, whose kernels an exit handler removes. A later handler may run a
 # step, and so may a child that is forked meanwhile.
 _libraries: dict[str, Any] = {}
@@ -157,21 +155,6 @@ def set_interceptor(instead: Interceptor | None) -> None:
         carry(instead)
     if instead is not None:
         _include(_key, True)
-
-
-def call_in_mode(func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Calls an operation that a dispatch mode has been given, so that its draws are intercepted.
-
-    In inference mode, modes are given composite operations as a whole, such as dropout. torch
-    excludes the key while a mode has an operation, also for the operations that it calls.
-    """
-    if _here.inner is None or not _is_excluded(_key):
-        return func(*args, **kwargs)
-    _exclude(_key, False)
-    try:
-        return func(*args, **kwargs)
-    finally:
-        _exclude(_key, True)
 
 
 def watch_draws() -> None:

@@ -1,11 +1,14 @@
 """autocast, half precision, train and eval, no_grad and inference_mode: as in the plain loop."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import pykern
 from tests.loop.loops import WIDTH, assert_same, batch, mlp, pipeline, plain_loop_step, twins
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -148,3 +151,46 @@ def test_what_trains_may_change_between_steps() -> None:
             x, y = batch()
             loss = pipe.step(x, target=y)
             assert_same(pipe, plain, (loss, plain_loop_step(plain, x, y)))
+
+
+class Mixed(nn.Module):
+    """Operations that are of parts: autocast casts those of einsum, torch has others for GRU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(WIDTH, WIDTH))
+        self.cell = nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.einsum("bi,ij->bj", x, self.weight)
+        out: Tensor = self.cell(y[:, None].expand(-1, 3, -1))[0]
+        return out[:, -1]
+
+
+class Whole(nn.Module):
+    """A model with a forward of its own, which is recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Mixed(), Mixed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.first(x))
+        return y
+
+
+@pytest.mark.parametrize("cast", [False, True])
+@pytest.mark.parametrize("make", [lambda: nn.Sequential(Mixed(), Mixed()), Whole])
+def test_the_first_call_in_inference_mode_has_the_bits_of_the_model(
+    make: Callable[[], nn.Module], cast: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(8, WIDTH)
+    sample: dict[str, Any] = {} if isinstance(model, nn.Sequential) else {"sample": x[:4]}
+    with (
+        pykern.Pipeline(model, devices="cpu:2", microbatches=2, **sample) as pipe,
+        torch.inference_mode(),
+        torch.autocast("cpu", torch.bfloat16, enabled=cast),
+    ):
+        expected = torch.cat([model(part) for part in x.chunk(2)])
+        assert all(torch.equal(pipe(x), expected) for _ in range(3))
