@@ -27,7 +27,7 @@ OF_DRAWS = (
         ("(torch.cuda.is_initialized() or _scripts.get_functions())", "True"),
     ),
     *mutants(
-        "pykern/runtime/random/eager.py",
+        "pykern/runtime/random/known.py",
         RANDOM,
         (
             "        if not seed.is_used:\n            return OwnState",

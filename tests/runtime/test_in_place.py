@@ -21,7 +21,7 @@ from tests.support.plain_step import plain_step
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What stages have copied."""
+    """The values that stages have copied."""
     found: list[Any] = []
 
     def noted(value: Any) -> Any:

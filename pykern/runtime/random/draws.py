@@ -14,7 +14,8 @@ from ...modes import set_states
 from ...plan import Action, Kind
 from ...torch_private import dispatch_modes
 from .compiled import Whole, WholeStates
-from .eager import Begins, KnownState, OwnState, RefuseInBackward, Repeat, know_operations, refusal
+from .eager import Begins, OwnState, RefuseInBackward, Repeat, know_operations, refusal
+from .known import KnownState
 from .seed import StepSeed, action_seed, default_generator, generators_lent
 
 _NO_MODE = nullcontext()

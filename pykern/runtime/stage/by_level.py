@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...torch_private import top_hooks
 from ..random.draws import repeat
-from ..random.eager import KnownState, OwnState
+from ..random.eager import OwnState
+from ..random.known import KnownState
 from ..recompute.cell import Cell, Drawn
 from . import one_graph, one_graph_of_values
 from .forward import are_segments, calls_of

@@ -19,7 +19,7 @@ from ...torch_private.bare_calls import BareCalls, bare_calls
 from ...trace import Segment
 from ...trace.segment import Runnable
 from ..autograd.cut import copies
-from ..random.eager import KnownState
+from ..random.known import KnownState
 from ..recompute.cell import Calls, run
 from .skips import open_parcels
 from .transport import Arrive
