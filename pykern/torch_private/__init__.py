@@ -135,7 +135,12 @@ def call_in_mode(func: Any, args: Any, kwargs: Any) -> Any:
     In inference mode, modes are given composite operations, such as dropout or einsum. For what
     these call, torch would leave out autocast and the interceptors of random draws.
     """
-    if not torch.is_inference_mode_enabled():
+    is_composite = torch.is_inference_mode_enabled() and (
+        func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+        # Such a kernel is around this call, and makes its result a view.
+        and not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.ADInplaceOrView)
+    )
+    if not is_composite:
         return func(*args, **kwargs)
     with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
         if torch._C._len_torch_dispatch_stack() == 0:

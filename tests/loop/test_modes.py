@@ -167,12 +167,25 @@ class Mixed(nn.Module):
         return out[:, -1]
 
 
-class Whole(nn.Module):
-    """A model with a forward of its own, which is recorded."""
+class Views(nn.Module):
+    """Views of a parameter, by operations that are of parts and by others."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = Mixed(), Mixed()
+        self.weight = nn.Parameter(torch.rand(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *_ = self.weight.flatten().reshape(2, -1).chunk(2, dim=1)
+        seen = (self.weight[:1], self.weight.T[1:2], first.contiguous().view(-1)[:WIDTH])
+        return x * sum(seen)
+
+
+class Whole(nn.Module):
+    """A model with a forward of its own, which is recorded."""
+
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.first, self.second = make(), make()
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.second(self.first(x))
@@ -180,13 +193,15 @@ class Whole(nn.Module):
 
 
 @pytest.mark.parametrize("cast", [False, True])
-@pytest.mark.parametrize("make", [lambda: nn.Sequential(Mixed(), Mixed()), Whole])
+@pytest.mark.parametrize("layer", [Mixed, Views])
+@pytest.mark.parametrize("is_recorded", [False, True])
 def test_the_first_call_in_inference_mode_has_the_bits_of_the_model(
-    make: Callable[[], nn.Module], cast: bool
+    is_recorded: bool, layer: Callable[[], nn.Module], cast: bool
 ) -> None:
     torch.manual_seed(0)
-    model, x = make(), torch.randn(8, WIDTH)
-    sample: dict[str, Any] = {} if isinstance(model, nn.Sequential) else {"sample": x[:4]}
+    model = Whole(layer) if is_recorded else nn.Sequential(layer(), layer())
+    x = torch.randn(8, WIDTH)
+    sample: dict[str, Any] = {"sample": x[:4]} if is_recorded else {}
     with (
         pykern.Pipeline(model, devices="cpu:2", microbatches=2, **sample) as pipe,
         torch.inference_mode(),

@@ -31,7 +31,7 @@ OF_STAGES = (
         ),
     ),
     *mutants(
-        "pykern/runtime/stage/forward.py",
+        "pykern/runtime/stage/in_place.py",
         of_runtime("in_place"),
         ("stage.copies_input = any(", "stage.copies_input = True or any("),
         ("        stage.looks_at_copies = False\n", ""),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pykern.runtime.autograd.cut import copies
-from pykern.runtime.stage import forward
+from pykern.runtime.stage import in_place
 from pykern.schedules import gpipe, one_f_one_b
 from tests.runtime.hard_layers import linear
 from tests.support.comparison import assert_same_state
@@ -28,7 +28,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(value)
         return copies(value)
 
-    monkeypatch.setattr(forward, "copies", noted)
+    monkeypatch.setattr(in_place, "copies", noted)
     return found
 
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ...tensors.trees import flatten, tensors_of, unflatten
-from ...torch_private import version_of
 from ...torch_private.bare_calls import BareCalls, bare_calls
 from ...trace import Segment
 from ...trace.segment import Runnable
-from ..autograd.cut import copies
 from ..random.known import KnownState
 from ..recompute.cell import Calls, run
+from .in_place import look_at_copies, on_copies
+from .keywords import by_name
 from .skips import open_parcels
 from .transport import Arrive
 
@@ -110,47 +110,14 @@ def by_calls(stage: Stage) -> Run:
 def calls_of(stage: Stage, microbatch: int, end: Callable[[int, Any], Any]) -> Calls:
     """The calls of F in order: the layers, then `end` with the result of the last layer."""
     keywords = stage.keywords[microbatch] if stage.keywords else None
-    first, *others = _by_name(stage, keywords) if keywords else stage.layers
+    first, *others = by_name(stage, keywords) if keywords else stage.layers
     last: Callable[[Any], Any] = partial(end, microbatch)
     if stage.looks_at_copies:
-        first, last = _look_at_copies(stage, first, last)
+        first, last = look_at_copies(stage, first, last)
     elif stage.copies_input:
-        first = partial(_on_copies, first)
+        first = partial(on_copies, first)
     calls = [first, *others, last]
     return calls if stage.look is None else stage.look(microbatch, calls)
-
-
-def _by_name(stage: Stage, keywords: dict[str, Any]) -> list[Callable[..., Any]]:
-    """The layers, each with the keyword arguments that its forward names."""
-    layers = zip(stage.layers, stage.keywords_of, strict=True)
-    return [
-        partial(layer, **{name: value for name, value in keywords.items() if name in names})
-        for layer, names in layers
-    ]
-
-
-def _on_copies(layer: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    return layer(*copies(arguments), **named)
-
-
-def _look_at_copies(
-    stage: Stage, first: Callable[..., Any], last: Callable[[Any], Any]
-) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
-    """The first call, on copies, and the last, which notes whether any has written the copies."""
-    made: list[tuple[Tensor, int]] = []
-
-    def on_copies(*arguments: Any, **named: Any) -> Any:
-        copied = copies(arguments)
-        made.extend([(one, version_of(one)) for one in tensors_of(copied)])
-        return first(*copied, **named)
-
-    def looking(value: Any) -> Any:
-        found = last(value)
-        stage.copies_input = any([version_of(one) != before for one, before in made])
-        stage.looks_at_copies = False
-        return found
-
-    return on_copies, looking
 
 
 def with_parcels(stage: Stage, compute: Run, arrive: Arrive | None) -> Run:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
+
+if TYPE_CHECKING:
+    from .stage import Stage
 
 
 def keywords_of(layer: nn.Module) -> frozenset[str]:
@@ -23,3 +29,12 @@ def keywords_of(layer: nn.Module) -> frozenset[str]:
         for number, parameter in enumerate(parameters)
         if parameter.kind in kinds and (number > 0 or parameter.kind is keyword_only)
     )
+
+
+def by_name(stage: Stage, keywords: dict[str, Any]) -> list[Callable[..., Any]]:
+    """The layers, each with the keyword arguments that its forward names."""
+    layers = zip(stage.layers, stage.keywords_of, strict=True)
+    return [
+        partial(layer, **{name: value for name, value in keywords.items() if name in names})
+        for layer, names in layers
+    ]

@@ -17,9 +17,8 @@ from .hand_over import again
 if TYPE_CHECKING:
     from .stage import Run, Stage
 
-# By which of the values require grad: observations of a stage's segments, and for each segment
-# whether F cuts the graph behind it.
-Ready = dict[tuple[bool, ...], tuple[Seen, Sequence[bool]]]
+# Observations of a stage's segments, and for each segment whether F cuts the graph behind it.
+SeenCuts = tuple[Seen, Sequence[bool]]
 
 
 def forward(stage: Stage, compute: Run) -> Run:
@@ -27,7 +26,8 @@ def forward(stage: Stage, compute: Run) -> Run:
     recomputed, arguments, hand_over = stage.recomputed, stage.arguments, stage.hand_over
     cells, levels = recomputed.cells, recomputed.levels
     layers, parts = stage.layers, bare_parts(stage.layers)
-    ready: Ready = {
+    # By which of the values require grad.
+    ready: dict[tuple[bool, ...], SeenCuts] = {
         needs: (seen, seen.cuts_behind(is_last=stage.next is None))
         for needs, seen in recomputed.seen.items()
         if seen.is_bare
