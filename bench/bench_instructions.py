@@ -25,7 +25,7 @@ def test_contenders_of_a_case(case: str, smoke: bool) -> None:
         return  # its figures are for `python -m bench.instructions`, with a table of its own
     contenders, num_actions = instructions.contenders(case, 2)
     assert num_actions % 4 == 0
-    if case != "dropout":
+    if "dropout" not in case:
         assert_same_answer(contenders)
 
 
