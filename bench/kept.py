@@ -70,7 +70,13 @@ class Results:
 
 def newest(claim: str, folder: Path = FOLDER) -> Results:
     """The results of a claim that were measured last."""
-    return max(map(_read, folder.glob(f"{claim}_*.jsonl")), key=lambda of: of.headers[-1]["date"])
+    return max(map(_read, folder.glob(f"{claim}_*.jsonl")), key=_when)
+
+
+def _when(results: Results) -> tuple[str, str]:
+    """The date and the time of day; older results have no time."""
+    header = results.headers[-1]
+    return header["date"], header.get("time", "")
 
 
 def _read(file: Path) -> Results:
@@ -88,8 +94,13 @@ def _read(file: Path) -> Results:
 
 def newest_lines(claim: str) -> list[dict[str, Any]]:
     """The results of a claim that is measured by a command of its own, a line for each."""
-    file = max(FOLDER.glob(f"{claim}_*.jsonl"), key=lambda path: path.stem.rpartition("_")[2])
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    found = [
+        (file.stem.rpartition("_")[2], [json.loads(line) for line in text.splitlines()])
+        for file in FOLDER.glob(f"{claim}_*.jsonl")
+        for text in [file.read_text(encoding="utf-8")]
+    ]
+    _, lines = max(found, key=lambda of: (of[0], of[1][0].get("time", "")))
+    return lines
 
 
 def percent(ratio: float) -> str:

@@ -26,6 +26,7 @@ Environment = Mapping[str, str | int | float]
 
 def environment(command: str) -> Environment:
     """The facts that a number means nothing without."""
+    now = datetime.now(UTC)
     return {
         "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -35,7 +36,8 @@ def environment(command: str) -> Environment:
         "torch": version("torch"),
         "pykern": version("pykern-runtime"),
         "commit": _commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "date": now.strftime("%Y-%m-%d"),
+        "time": now.strftime("%H:%M"),
         "command": command,
         "clock": "wall time, CPU only",
     }

@@ -95,6 +95,14 @@ def test_the_newest_file_of_a_claim_counts(tmp_path: Path) -> None:
     assert "2026-11-23" in str(found)
 
 
+def test_of_two_machines_on_a_day_the_later_one_counts(tmp_path: Path) -> None:
+    header = report.environment("pytest")
+    for cpu, time, median_ms in (("a", "09:30", 1.0), ("b", "10:15", 2.0), ("c", "08:00", 3.0)):
+        found = replace(ONE, median_ms=median_ms)
+        report.save(tmp_path, {**header, "cpu": cpu, "time": time}, [found])
+    assert kept.newest("some_claim", tmp_path).of("a case")["one"]["median_ms"] == 2.0
+
+
 def test_several_runs_in_a_file_are_medians(tmp_path: Path) -> None:
     runs = [[replace(OTHER, ratio=ratio)] for ratio in (0.5, 0.9, 0.6)]
     write(tmp_path, "2026-11-23", *runs, [replace(OTHER, ratio=0.6, verdict="SAME")])
