@@ -80,12 +80,6 @@ OF_STAGES = (
         ("last and is_last", "False"),
     ),
     *mutants(
-        "pykern/runtime/recompute/parameters.py",
-        of_runtime("recompute_changes"),
-        ("            if not _is_near(_value(one), before):\n", "            if False:\n"),
-        ("            if not held.requires_grad:\n", "            if False:\n"),
-    ),
-    *mutants(
         "pykern/runtime/recompute/buffers.py",
         of_runtime("recompute_changes"),
         ("if place in found or place[0] in uncounted]", "if place in found]"),

@@ -3,6 +3,8 @@
 import re
 import time
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import pykern
+from pykern.parallel.data import data
 from pykern.parallel.peers.first import of_first
 from pykern.parallel.peers.groups import group_of
 from pykern.plan import Kind
@@ -124,6 +127,29 @@ def test_where_the_first_cannot_measure_all_are_told_and_may_try_again() -> None
     assert re.match(
         "the first process .* before its first step: RuntimeError: (addmm: )?mat1", told
     )
+
+
+def made_late(rank: int, marker: Path) -> bool:
+    """Whether the last process has its groups when this one's pipeline is made, and may close."""
+    found = data.lane_groups
+
+    def late(*arguments: Any) -> Any:
+        groups = found(*arguments)
+        time.sleep(0.5)
+        marker.touch()
+        return groups
+
+    if rank == 1:
+        data.lane_groups = late  # type: ignore[attr-defined]
+    try:
+        with pipeline(layers()):
+            return marker.exists()
+    finally:
+        data.lane_groups = found  # type: ignore[attr-defined]
+
+
+def test_no_process_goes_on_before_all_have_their_groups(tmp_path: Path) -> None:
+    assert peers.run(2, made_late, tmp_path / "made") == [True, True]
 
 
 def never_comes(rank: int) -> None:

@@ -306,38 +306,6 @@ def test_parameters_that_forwards_write_are_not_written_twice(level: Any, in_pla
             assert_same_state(pipe, plain)
 
 
-class Writes(nn.Module):
-    """Scales its weight in each forward, or bounds its norm."""
-
-    def __init__(self, *, bounds: bool) -> None:
-        super().__init__()
-        self.linear, self.bounds = linear(), bounds
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.linear.weight
-        with torch.no_grad():
-            if self.bounds:
-                weight.copy_(torch.renorm(weight, 2, 0, 0.3))
-            else:
-                weight.mul_(0.999)
-        y: Tensor = self.linear(x)
-        return y
-
-
-@pytest.mark.parametrize("level", ["layer", "stage"])
-def test_a_second_write_of_a_parameter_must_change_nothing(level: str) -> None:
-    x, y = torch.randn(6, 6), torch.randn(6, 6)
-    bounded = nn.Sequential(Writes(bounds=True), nn.Tanh(), linear(), nn.Tanh())
-    with planned(bounded, gpipe(2, 3), recompute=level) as pipe:
-        for _ in range(3):
-            pipe.step(x, target=y)
-    scaled = nn.Sequential(Writes(bounds=False), nn.Tanh(), linear(), nn.Tanh())
-    with planned(scaled, gpipe(2, 3), recompute=level) as pipe:
-        told = "'weight' of a Linear must keep its value when its forward writes it once more"
-        with pytest.raises(RuntimeError, match=told):
-            pipe.step(x, target=y)
-
-
 @pytest.mark.parametrize("level", ["layer", "stage"])
 @pytest.mark.parametrize("num_good_steps", [0, 2])
 def test_a_batch_must_not_be_written_before_its_recompute(level: str, num_good_steps: int) -> None:

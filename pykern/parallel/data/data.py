@@ -86,6 +86,8 @@ class DataParallel(Feature):
             self._own.append(self._control)
             self._groups = lane_groups(self._given, made.plan.num_devices)
             self._own += self._groups
+            # A process that closed its pipeline now would cut others off that still make theirs.
+            dist.barrier(self._control)
         self._stage_groups = [self._groups[lane] for lane in made.plan.placement.replicas[0]]
         for stage in self._stages:
             stage.reductions.append(partial(self._launch, stage))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -63,7 +63,6 @@ class Cell:
 
     Attributes:
         is_whole: whether the graph is in one piece, which F has kept or R has made.
-        around: a context for the calls of R.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class Cell:
         self._buffers = buffers
         self._by_layer = by_layer
         self.is_whole = len(segments) == 1
-        self.around: AbstractContextManager[object] = _NOTHING
         # By segment: the random states that it begins with, its position among provided seeds, the
         # cut at the end of its graph, and the shapes and types of its outputs.
         self._begins: list[Begins] = []
@@ -150,12 +148,11 @@ class Cell:
         if number == 0 and _writes_to(arguments) != self._writes:
             raise written()
         which = segment.calls
-        bare = self._buffers.is_empty and self.around is _NOTHING
-        if bare and not (self._begins[number] or seeds.are_provided()):
+        if self._buffers.is_empty and not (self._begins[number] or seeds.are_provided()):
             value = run(calls[which.start : which.stop], arguments)
         else:
             again = seeds.again_from(self._seeds[number])
-            with self.around, self._buffers.lent(), repeat(self._begins[number]), again:
+            with self._buffers.lent(), repeat(self._begins[number]), again:
                 value = run(calls[which.start : which.stop], arguments)
         is_last = number == len(self._segments) - 1
         behind.outputs = value if is_last else cut(value).outputs

@@ -20,7 +20,7 @@ from ..random.compiled import Whole
 from ..random.eager import Begins, OwnState
 from .buffers import Buffers, BufferVersions, Names, modules_in, names_in
 from .cell import Calls, Cell, Drawn, OneGraph, OneGraphOfValues
-from .parameters import ParametersBefore, WrittenAgain
+from .untrained import Untrained
 from .watch import RecomputeSegment, Seen, Watch, without_saved_tensors_hooks
 
 # The levels with an R. F keeps the input of each layer, or of the stage.
@@ -217,7 +217,7 @@ def _watched(
     by_layer: bool,
 ) -> tuple[Cell, Seen]:
     """Runs F of the first microbatch in one graph; returns its state and the observations."""
-    buffers, parameters = Buffers(modules, names_in(modules)), ParametersBefore(modules)
+    buffers, untrained = Buffers(modules, names_in(modules)), Untrained(modules)
     values: list[Any] = []
     begins: list[Begins] = []
     with without_saved_tensors_hooks(), watch.reads:
@@ -227,7 +227,7 @@ def _watched(
             values.append(call(*following))
             watch.after(values[-1])
             following = (values[-1],)
-    written = parameters.written()
+    untrained.require_unwritten()
     changed = buffers.changed()
     buffers.keep_only(changed)
     seen = watch.seen(changed, modules)
@@ -236,8 +236,6 @@ def _watched(
         # F's graph is kept: B repeats a layer by itself, or the input of R was overwritten.
         segments = [RecomputeSegment((range(len(calls)),), keeps=True)]
     cell = Cell(arguments, segments, buffers, by_layer=by_layer)
-    if written:
-        cell.around = WrittenAgain(written)
     for segment in segments:
         cell.add(values[segment.calls[-1]], _first_of([begins[call] for call in segment.calls]))
     return cell, seen
