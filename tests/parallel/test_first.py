@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import pykern
 from pykern.parallel.data import data
 from pykern.parallel.peers.first import of_first
-from pykern.parallel.peers.groups import group_of
+from pykern.parallel.peers.groups import group_of, lane_groups
 from pykern.plan import Kind
 from tests import peers
 from tests.parallel import data_runs
@@ -131,7 +131,7 @@ def test_where_the_first_cannot_measure_all_are_told_and_may_try_again() -> None
 
 def made_late(rank: int, marker: Path) -> bool:
     """Whether the last process has its groups when this one's pipeline is made, and may close."""
-    found = data.lane_groups
+    found = lane_groups
 
     def late(*arguments: Any) -> Any:
         groups = found(*arguments)
@@ -139,13 +139,11 @@ def made_late(rank: int, marker: Path) -> bool:
         marker.touch()
         return groups
 
-    if rank == 1:
-        data.lane_groups = late  # type: ignore[attr-defined]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(data, "lane_groups", late)
         with pipeline(layers()):
             return marker.exists()
-    finally:
-        data.lane_groups = found  # type: ignore[attr-defined]
 
 
 def test_no_process_goes_on_before_all_have_their_groups(tmp_path: Path) -> None:
