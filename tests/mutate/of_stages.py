@@ -35,6 +35,7 @@ OF_STAGES = (
         of_runtime("in_place"),
         ("stage.copies_input = any(", "stage.copies_input = True or any("),
         ("        stage.looks_at_copies = False\n", ""),
+        ("        if any([one.is_inference() for one, _ in made]):\n", "        if False:\n"),
     ),
     *mutants(
         "pykern/runtime/autograd/landing.py",

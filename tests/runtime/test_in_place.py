@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -92,6 +93,22 @@ def test_a_mode_in_which_layers_begin_to_write_has_copies() -> None:
         for mode in (False, True, False, True):
             pipe.train(mode)
             plain.train(mode)
+            check_step(pipe, plain, 3)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_batch_stays_as_it_was_in_calls_without_gradients(mode: Callable[[], Any]) -> None:
+    """Also in inference mode, where nothing counts writes, and in steps after such calls."""
+    model = nn.Sequential(in_front(), behind())
+    plain = copy.deepcopy(model)
+    x = torch.randn(6, 6)
+    given = x.clone()
+    with planned(model, gpipe(2, 3)) as pipe:
+        with mode():
+            for _ in range(3):
+                assert torch.equal(pipe(x), plain(given.clone()))
+                assert torch.equal(x, given)
+        for _ in range(2):
             check_step(pipe, plain, 3)
 
 

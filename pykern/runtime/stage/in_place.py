@@ -24,7 +24,7 @@ def on_copies(layer: FirstCall, *arguments: Any, **named: Any) -> Any:
 
 
 def look_at_copies(stage: Stage, first: FirstCall, last: LastCall) -> tuple[FirstCall, LastCall]:
-    """The first call on copies, and the last, which notes whether any call has written these."""
+    """The first call on copies, and the last, which notes whether any has written these."""
     made: list[tuple[Tensor, int]] = []
 
     def copying(*arguments: Any, **named: Any) -> Any:
@@ -34,6 +34,9 @@ def look_at_copies(stage: Stage, first: FirstCall, last: LastCall) -> tuple[Firs
 
     def looking(value: Any) -> Any:
         found = last(value)
+        # Nothing counts the writes to a tensor of inference mode.
+        if any([one.is_inference() for one, _ in made]):
+            return found
         stage.copies_input = any([version_of(one) != before for one, before in made])
         stage.looks_at_copies = False
         return found
