@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from .left import Left
 from .opened import can_open, is_compiled
 from .origins import Follow, Origin, Origins, storages_of
 from .tape import Crossing, Instruction
+from .writes import Writes
 
 # Neither a parameter nor a buffer, such as a tensor in an attribute.
 _FOREIGN = "a tensor that it has not made"
@@ -67,6 +68,10 @@ class Crossings:
         # Addresses of the memory that modules have returned.
         self._returned: set[int] = set()
         self._left = Left(model, opened)
+
+    def watch(self, tensors: Iterable[Tensor]) -> Writes:
+        """Watches tensors for writes from now on."""
+        return Writes(tensors, self.follow.num_writes)
 
     def maker_of(self, tensor: Tensor) -> tuple[Origin | None, nn.Module | None]:
         """The origin of a tensor, None where it is the same for every microbatch; and its maker.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ class Follow(DispatchMode):
         given: addresses of the memory that the owner has been given.
         used: those of them that it has read.
         has_read: whether Python has got a number that varies.
+        num_writes: by address of memory, how many operations have written it.
         before_write: called with memory that an operation is about to write.
     """
 
@@ -119,6 +121,7 @@ class Follow(DispatchMode):
         self.given: set[int] = set()
         self.used: set[int] = set()
         self.has_read = False
+        self.num_writes = Counter[int]()
         self.before_write: Callable[[torch.UntypedStorage], None] = lambda _: None
         self._origins = origins
         self._look = look
@@ -134,6 +137,7 @@ class Follow(DispatchMode):
         self.has_read = self.has_read or (varies and func is _TO_PYTHON)
         written = list(_written(func, args, kwargs)) if func._schema.is_mutable else []
         for storage in written:
+            self.num_writes[storage._cdata] += 1
             self.before_write(storage)
         result = call_in_mode(func, args, kwargs)
         made = [storage for _, storage in _with_storages(result) if storage._cdata not in read]

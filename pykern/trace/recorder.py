@@ -32,7 +32,6 @@ from .objects import HandedIn, Holdings
 from .origins import Origins
 from .tape import Instruction, Read, Tape, modes_now, rest_of
 from .values import Home, Ref, held_of
-from .writes import Writes
 
 _T = TypeVar("_T")
 
@@ -121,7 +120,7 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         refuse_autograd(func, name)
         given = tensors_in((args, kwargs))
-        writes = Writes(given)
+        writes = self._crossings.watch(given)
         gpu = shared_gpu(given, self._held)
         returned = func(*on_gpu(gpu, args), **on_gpu(gpu, kwargs))
         written = writes.found()
@@ -143,7 +142,7 @@ class Recorder(TorchFunctionMode):
         refuse_transforms(name)
         self._refuse_checkpoint(name)
         objects = Holdings(foreign_in((args, kwargs)))
-        writes = Writes([*tensors_in((args, kwargs)), *objects.tensors])
+        writes = self._crossings.watch([*tensors_in((args, kwargs)), *objects.tensors])
         number = len(self._instructions)
         self._crossings.before(module)
         given = args, kwargs, objects.tensors

@@ -105,6 +105,47 @@ def test_writes_by_any_name_are_those_of_the_plain_model(
     assert torch.equal(x, before)
 
 
+class WritesByModule(Parts):
+    """Its first module is of a kind that often works in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.start(x)
+        out: Tensor = self.third(self.second(self.first(h)) + h)
+        return out
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize(
+    "kind", [WritesView, WritesColumns, WritesRowsOfBatch, WritesBehindView, WritesByModule]
+)
+def test_predictions_leave_the_batch_as_it_is(
+    kind: type[nn.Module], num_stages: int, mode: Any
+) -> None:
+    """Tensors of inference mode count no writes: a batch was written where its values showed."""
+    model = kind()
+    with (
+        mode(),
+        pykern.Pipeline(
+            model,
+            devices=f"cpu:{num_stages}",
+            microbatches=2,
+            sample=torch.randn(2, WIDTH),
+            split_at=["second", "third"][: num_stages - 1],
+        ) as pipe,
+    ):
+        # The first batch has no values that rectifying would change.
+        for x in (torch.rand(4, WIDTH), torch.randn(4, WIDTH)):
+            before = x.clone()
+            found = pipe(x)
+            assert torch.equal(x, before)
+            assert torch.equal(found, torch.cat([model(part) for part in before.split(2)]))
+
+
 class WritesUnderView(Parts):
     def forward(self, x: Tensor) -> Tensor:
         y = torch.sin(self.first(x))
