@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, UntypedStorage, nn
 
 from ..tensors.trees import tensors_of
@@ -105,17 +106,27 @@ class Crossings:
         self._calls[owner] = module, number
         follow.owner, follow.has_read = owner, False
         follow.given = {storage._cdata for storage in storages_of(given)}
-        # Under the mode torch would not compile.
         compiles = is_compiled(module)
         follow.used = follow.given.copy() if compiles else set()
-        if compiles:
-            follow.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        with self._while_compiled() if compiles else nullcontext():
+            try:
+                yield
+            finally:
+                follow.owner, follow.given = self._itself, set()
+
+    @contextmanager
+    def _while_compiled(self) -> Iterator[None]:
+        """Around the call of a compiled module: under the mode torch would not compile."""
+        # Tensors of inference mode do not count writes: the mode has to see them.
+        if torch.is_inference_mode_enabled():
+            with torch.compiler.set_stance("force_eager"):
+                yield
+            return
+        self.follow.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
-            if compiles:
-                follow.__enter__()  # type: ignore[no-untyped-call]
-            follow.owner, follow.given = self._itself, set()
+            self.follow.__enter__()  # type: ignore[no-untyped-call]
 
     def after(self, module: nn.Module, number: int, returned: Any) -> None:
         """The module has returned this.

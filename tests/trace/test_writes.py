@@ -118,10 +118,24 @@ class WritesByModule(Parts):
         return out
 
 
+class WritesCompiled(WritesByModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.start.compile(backend="eager")
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 @pytest.mark.parametrize(
-    "kind", [WritesView, WritesColumns, WritesRowsOfBatch, WritesBehindView, WritesByModule]
+    "kind",
+    [
+        WritesView,
+        WritesColumns,
+        WritesRowsOfBatch,
+        WritesBehindView,
+        WritesByModule,
+        WritesCompiled,
+    ],
 )
 def test_predictions_leave_the_batch_as_it_is(
     kind: type[nn.Module], num_stages: int, mode: Any
