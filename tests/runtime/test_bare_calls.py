@@ -15,6 +15,7 @@ from torch.nn.modules import module as torch_module
 from torch.profiler import profile
 
 import pykern
+from pykern.plan import Action, Kind, Placement, Plan
 from pykern.torch_private.bare_calls import BareCalls, bare, bare_calls
 
 WIDTH = 4
@@ -177,8 +178,22 @@ def recorded() -> nn.Module:
     return Recorded(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
 
+def in_one_stage(kind: str) -> Plan:
+    """One stage, or two with an R of the first, in the order of the microbatches."""
+    actions = [("F", 0), ("B", 0)]
+    if kind == "R":
+        actions = [("F", 0), ("F", 1), ("B", 1), ("R", 0), ("B", 0)]
+    stages = sorted({stage for _, stage in actions})
+    row = [Action(Kind[name], stage, number) for number in range(3) for name, stage in actions]
+    return Plan(Placement(1, [0 for _ in stages]), 3, [row])
+
+
+@pytest.mark.parametrize("kind", ["F", "R"])
 @pytest.mark.parametrize("make", [sequential, recorded])
-def test_the_layers_of_a_plain_stage_are_not_asked_for_hooks(make: Callable[[], nn.Module]) -> None:
+def test_the_layers_of_a_bare_stage_are_not_asked_for_hooks(
+    make: Callable[[], nn.Module], kind: str
+) -> None:
+    """R asked those of an `nn.Sequential` in a stage, and so did its F."""
     model = make()
     x, y = torch.randn(2, 3, WIDTH)
     called: set[str] = set()
@@ -193,7 +208,7 @@ def test_the_layers_of_a_plain_stage_are_not_asked_for_hooks(make: Callable[[], 
         return F.mse_loss(output, target)
 
     options: dict[str, Any] = {"sample": x[:1]} if make is recorded else {}
-    options |= {"devices": "cpu:1", "microbatches": 3, "loss_fn": loss_fn}
+    options |= {"devices": "cpu:1", "schedule": in_one_stage(kind), "loss_fn": loss_fn}
     with pykern.Pipeline(model, **options) as pipe:
         # The first steps watch what layers do.
         for _ in range(3):
@@ -202,4 +217,5 @@ def test_the_layers_of_a_plain_stage_are_not_asked_for_hooks(make: Callable[[], 
             # A short step has run on this thread.
             sys.setprofile(None)
     assert "Linear.forward" in called
+    assert (kind == "R") == ("recompute.<locals>.recompute" in called)
     assert not called & {"Module._call_impl", "Module._wrapped_call_impl", "Sequential.forward"}

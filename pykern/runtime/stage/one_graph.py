@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...torch_private.bare_calls import bare
+from ...torch_private.bare_calls import bare_calls
 from ..recompute.cell import another, described, without_graph, written
 from ..recompute.watch import Seen
 from .hand_over import again
@@ -19,8 +19,8 @@ from .hand_over import again
 if TYPE_CHECKING:
     from .stage import Run, Stage
 
-# Observations of a stage's layers, the calls of the layers, each with whether F cuts the graph
-# behind it, and the latter alone.
+# Observations of a stage's layers, the calls in them, each with whether F cuts the graph behind
+# it, and the latter by layer.
 Ready = tuple[Seen, Sequence[tuple[Callable[..., Any], bool]], Sequence[bool]]
 
 
@@ -72,7 +72,11 @@ def _ready(stage: Stage) -> dict[bool, Ready]:
     for (needs, *others), seen in stage.recomputed.seen.items():
         if not others and seen.is_bare:
             cuts = seen.cuts_behind(is_last=stage.next is None)
-            ready[needs] = seen, list(zip(map(bare, stage.layers), cuts, strict=True)), cuts
+            calls: list[tuple[Callable[..., Any], bool]] = []
+            for layer, is_cut in zip(stage.layers, cuts, strict=True):
+                *inner, last = bare_calls([layer])
+                calls += [*((call, False) for call in inner), (last, is_cut)]
+            ready[needs] = seen, calls, cuts
     return ready
 
 
@@ -80,7 +84,7 @@ def recompute(stage: Stage, others: Run) -> Run:
     """R of such microbatches; `others` runs R of all others."""
     cells, outputs_of = stage.recomputed.cells, stage.outputs
     originals, is_last = stage.layers, stage.next is None
-    bare_calls = [bare(layer) for layer in originals]
+    calls = bare_calls(originals)
 
     def recompute(microbatch: int) -> None:
         kept: Any = cells.get(microbatch)
@@ -95,7 +99,7 @@ def recompute(stage: Stage, others: Run) -> Run:
             return
         if writes is not None and writes != value._version:
             raise written()
-        for call in bare_calls if stage.layers is originals else stage.layers:
+        for call in calls if stage.layers is originals else stage.layers:
             value = call(value)
         if is_last or type(value) is not Tensor:
             outputs: Sequence[Tensor] = again(stage, microbatch, value)
