@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import _C
 from ..partition.chain import Chain
@@ -19,10 +19,11 @@ from ..runtime.microbatch import to_device
 from ..runtime.random.seed import action_seed
 from ..runtime.recompute.recompute import INPUTS
 from ..tensors.trees import tensors_of
+from ..trace.kept_state import KeptState
 from .deferred import WholeBatch
+from .gradients import Gradients
 from .own import Sums
 from .plain import CannotFollow, Forward, LayerByLayer, OwnForward
-from .snapshot import Gradients, Snapshot, held_generators
 from .subject import StepResult, Subject, loss_of
 
 
@@ -47,7 +48,7 @@ class Reference:
         self._once = batch.levels == () or not any(level in INPUTS for level in batch.levels[-1])
 
     def run(
-        self, before: Snapshot, forward: Forward | None = None, *, keep: bool = True
+        self, before: KeptState, forward: Forward | None = None, *, keep: bool = True
     ) -> StepResult:
         """The results of the plain model; the state before is restored.
 
@@ -66,7 +67,7 @@ class Reference:
                 _C.Undo(torch.set_num_threads, num_threads),
                 _C.Undo(torch.clear_autocast_cache),
                 _C.Undo(gradients.restore),
-                _C.Undo(before.restore),
+                _C.Undo(before.put_back),
                 suppress(CannotFollow),
             ):
                 gradients.begin(keep=keep)
@@ -92,7 +93,7 @@ class Reference:
         num_replicas = subject.plan.placement.num_replicas
         modules = subject.modules(self._loss_fn)
         sums = Sums(modules, subject.stages, num_replicas)
-        own = [(one, one.get_state()) for one in held_generators(modules)]
+        own = [(one, one.get_state()) for one in _held_generators(modules)]
         ran = [number for number, rows in enumerate(batch.rows) if rows]
         parts: dict[int, Any] = {}
         deferred = WholeBatch(modules if subject.deferred else ())
@@ -182,3 +183,9 @@ class Reference:
         """Uses a worker's number of threads, which may decide the order of sums in products."""
         if self._subject.stages[0].device.type == "cpu":
             torch.set_num_threads(max(1, num_threads // self._subject.plan.num_devices))
+
+
+def _held_generators(modules: Sequence[nn.Module]) -> list[torch.Generator]:
+    """The generators that modules keep as attributes."""
+    held = [value for module in modules for value in vars(module).values()]
+    return [value for value in held if isinstance(value, torch.Generator)]

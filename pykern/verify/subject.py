@@ -19,8 +19,9 @@ from ..runtime.random.seed import default_generator
 from ..runtime.recompute.buffers import modules_in
 from ..runtime.stage.stage import Stage
 from ..tensors.trees import tensors_of
+from ..trace.kept_state import KeptState
 from .errors import Divergence
-from .snapshot import Snapshot, gradients_of
+from .gradients import gradients_of
 
 
 @dataclass(frozen=True)
@@ -145,11 +146,11 @@ class Subject:
                     "or use verify=False"
                 )
 
-    def state(self, batch: Batch) -> Snapshot:
+    def state(self, batch: Batch) -> KeptState:
         """The state that a run of a batch may change."""
         given = tensors_of((batch.inputs, batch.target))
-        modules = self.modules(loss_of(batch))
-        return Snapshot(modules, given, self.generators().values())
+        devices = {stage.device for stage in self.stages}
+        return KeptState(self.modules(loss_of(batch)), devices, tensors=given)
 
     def result(self, value: Any, loss_fn: object, *, copied: bool = False) -> StepResult:
         """The value given, with the state of now."""

@@ -16,14 +16,15 @@ from ..runtime.driver import Program
 from ..runtime.features.feature import Feature, Made
 from ..runtime.loss import Losses
 from ..runtime.stage.stage import Stage
+from ..trace.kept_state import KeptState
 from .boundaries import Boundaries, RunTensors, first_difference
 from .compare import Difference, compare_named, compare_trees
 from .deferred import BOUNDS as DEFERRED
 from .errors import Divergence, VerifyError
+from .gradients import Gradients
 from .options import Verify
 from .plain import LayerByLayer
 from .reference import Reference
-from .snapshot import Gradients, Snapshot
 from .subject import StepResult, Subject, loss_of
 
 
@@ -95,7 +96,7 @@ class Verifier(Feature):
             raise self._error(name, found, len(ours.gradients), origin)
         return value
 
-    def _plain(self, batch: Batch, before: Snapshot) -> StepResult | Exception:
+    def _plain(self, batch: Batch, before: KeptState) -> StepResult | Exception:
         # The step most likely raises the same error, with a note of where.
         try:
             return Reference(self._subject, batch).run(before)
@@ -115,7 +116,7 @@ class Verifier(Feature):
             if not torch.equal(state, plain.random[device]):
                 yield Difference("random numbers", device, "the generator is in another state")
 
-    def _origin(self, batch: Batch, before: Snapshot, call: Callable[[], Any]) -> Divergence:
+    def _origin(self, batch: Batch, before: KeptState, call: Callable[[], Any]) -> Divergence:
         """Repeats both runs to locate the difference, and restores the current state."""
         if self._executor.driver.captures:
             return Divergence(
@@ -128,18 +129,18 @@ class Verifier(Feature):
         gradients = Gradients(parameters)
         with (
             _C.Undo(self._boundaries.stop),
-            _C.Undo(after.restore),
+            _C.Undo(after.put_back),
             _C.Undo(gradients.restore),
         ):
             gradients.begin(keep=False)
-            before.restore()
+            before.put_back()
             try:
                 return self._repeated(batch, before, call, gradients)
             except Exception as error:
                 return Divergence(f"The origin is unknown: repeating the step raised {error!r}.")
 
     def _repeated(
-        self, batch: Batch, before: Snapshot, call: Callable[[], Any], gradients: Gradients
+        self, batch: Batch, before: KeptState, call: Callable[[], Any], gradients: Gradients
     ) -> Divergence:
         """The origin of a difference, found by repeating both runs."""
         reference, subject = Reference(self._subject, batch), self._subject

@@ -1,45 +1,10 @@
-"""The state that a run of a model changes, saved and restored."""
+"""The gradients of parameters, put aside during a run of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor, nn
-
-from ..trace.contents import HeldContents, holders_of, parameters_in
-from ..trace.sources import everyones
-
-
-class Snapshot:
-    """Parameters, buffers, attributes of both, a batch, and random numbers, as they are now.
-
-    Args:
-        modules: of the model and of the loss function.
-        batch: the tensors of a batch, into which a first layer that works in place writes.
-        generators: the torch generators that actions draw from.
-    """
-
-    def __init__(
-        self,
-        modules: Sequence[nn.Module],
-        batch: Iterable[Tensor],
-        generators: Iterable[torch.Generator],
-    ) -> None:
-        buffers = [held for module in modules for held in module._buffers.values()]
-        tensors = [*(held for held in buffers if held is not None), *batch]
-        self._contents = HeldContents(holders_of(modules), tensors, parameters_in(modules))
-        drawn = {*generators, *held_generators(modules)}
-        self._generators = [(one, one.get_state()) for one in drawn]
-        self._others = [(source, source.get()) for source in everyones()]
-
-    def restore(self) -> None:
-        """Restores the state; may be called again after an interrupt."""
-        self._contents.put_back()
-        for generator, state in self._generators:
-            generator.set_state(state)
-        for source, state in self._others:
-            source.set(state)
 
 
 class Gradients:
@@ -83,9 +48,3 @@ def gradients_of(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor 
         if main is not None:
             found[f"{name}.main_grad"] = main
     return found
-
-
-def held_generators(modules: Iterable[nn.Module]) -> list[torch.Generator]:
-    """The generators that modules keep as attributes."""
-    held = [value for module in modules for value in vars(module).values()]
-    return [value for value in held if isinstance(value, torch.Generator)]
