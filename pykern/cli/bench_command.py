@@ -1,18 +1,16 @@
 """`pykern bench`: measure a box into a file, compare two files, and make pages of them."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..columns import in_columns
 from .errors import BadInput, bad_input
 from .reports import require_files
 from .values import DeviceNames, amount_option
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ..benchmark import BoxResults, Comparison
 
 bench = typer.Typer(help="Measure a box into a file; compare such files, and show them.")
@@ -68,7 +66,7 @@ def compare(
     rows = compared(one, other)
     if not rows:
         raise BadInput("the files must have a figure in common, got none")
-    typer.echo(_text(_compared(rows)))
+    typer.echo(_compared(rows))
 
 
 @bench.command()
@@ -100,40 +98,21 @@ def report(
 
 
 def _shown(results: "BoxResults") -> str:
-    from rich.table import Table
-
-    table = Table("figure")
-    for heading in ("median", "20 %", "80 %", "predicted", "unit"):
-        table.add_column(heading, justify="right")
+    rows = [("figure", "median", "20 %", "80 %", "predicted", "unit")]
     for figure in results.figures:
         low, high = figure.interval
         predicted = "" if figure.predicted is None else f"{figure.predicted:.3f}"
-        numbers = [f"{one:.3f}" for one in (figure.median, low, high)]
-        table.add_row(figure.name, *numbers, predicted, figure.unit)
+        median, least, most = (f"{one:.3f}" for one in (figure.median, low, high))
+        rows.append((figure.name, median, least, most, predicted, figure.unit))
     machine = [f"{name}: {value}" for name, value in results.machine.items()]
     left_out = [f"{name} left out: {why}" for name, why in results.left_out.items()]
-    return "\n".join([*machine, _text(table), *left_out])
+    return "\n".join([*machine, in_columns(rows, left=0), *left_out])
 
 
-def _compared(rows: "list[Comparison]") -> "Table":
-    from rich.table import Table
-
-    table = Table("figure")
-    for heading in ("before", "after", "unit", "ratio"):
-        table.add_column(heading, justify="right")
-    table.add_column("verdict")
+def _compared(rows: "list[Comparison]") -> str:
+    table = [("figure", "before", "after", "unit", "ratio", "verdict")]
     for row in rows:
-        numbers = [f"{one:.3f}" for one in (row.before, row.after)]
-        table.add_row(row.name, *numbers, row.unit, f"{row.after / row.before:.3f}", row.verdict)
-    return table
-
-
-def _text(table: "Table") -> str:
-    """The table as plain text, as wide as the terminal, or as it needs to be."""
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else 120
-    console = Console(width=width, highlight=False)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get().rstrip()
+        before, after = (f"{one:.3f}" for one in (row.before, row.after))
+        ratio = f"{row.after / row.before:.3f}"
+        table.append((row.name, before, after, row.unit, ratio, row.verdict))
+    return in_columns(table, left=0)

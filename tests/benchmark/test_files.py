@@ -69,7 +69,7 @@ def test_the_command_compares_what_both_have(tmp_path: Path) -> None:
     files = [str(tmp_path / name) for name in ("a.json", "b.json")]
     printed = CliRunner().invoke(app, ["bench", "compare", *files]).stdout
     assert "cores: 2 | 4" in printed
-    assert "0.455 │ FASTER" in printed
+    assert "0.455   FASTER" in printed
     assert "only here" not in printed
 
 
