@@ -136,6 +136,19 @@ class Arguments:
         )
 
 
+def require_functions(loss_fn: object, optimizer: object) -> None:
+    """Raises TypeError unless the loss is a function, and the optimizer one or None."""
+    for name, value, example in (
+        ("loss_fn", loss_fn, "F.cross_entropy"),
+        ("optimizer", optimizer, "a class of torch.optim"),
+    ):
+        if not callable(value) and not (name == "optimizer" and value is None):
+            raise TypeError(
+                f"{name} must be callable, got {type(value).__name__}. Give a function, such as "
+                f"{example}"
+            )
+
+
 def require_target(loss: Loss, target: Any) -> None:
     """Raises TypeError if a loss does not take the target, or needs a missing target."""
     function = loss

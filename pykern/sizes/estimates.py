@@ -17,7 +17,7 @@ from ..partition.balance import Balance, Partition
 from ..partition.chain import max_stages
 from ..partition.layers import refuse_lazy
 from ..partition.split_points import SplitAt
-from ..pipeline.arguments import require_target
+from ..pipeline.arguments import require_functions, require_target
 from ..pipeline.choose_levels import RecomputeArgument, choose_levels
 from ..pipeline.choose_plan import Schedule, choose_plan
 from ..plan import Plan, lower, require_counts
@@ -195,12 +195,7 @@ def _require_arguments(of: StepModel, sample: object, recompute: object) -> None
     refuse_lazy(of.model)
     if sample is None:
         raise TypeError("sample must be the input of one microbatch, got None")
-    for name, value in (("loss_fn", of.loss_fn), ("optimizer", of.optimizer)):
-        if not callable(value) and not (name == "optimizer" and value is None):
-            raise TypeError(
-                f"{name} must be callable, got {type(value).__name__}. Give a function, such as "
-                + ("a class of torch.optim" if name == "optimizer" else "F.cross_entropy")
-            )
+    require_functions(of.loss_fn, of.optimizer)
     if of.balance == "time":
         raise ValueError("balance must not be 'time' here, since nothing is run. Leave it out")
     if isinstance(recompute, Budget):

@@ -17,7 +17,7 @@ from ..boxes import Box
 from ..cgroup import usable_cores
 from ..partition.chain import RecordedChain, call_of
 from ..partition.layers import refuse_foreign_devices, refuse_lazy
-from ..pipeline.arguments import require_target
+from ..pipeline.arguments import require_functions, require_target
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.tuned import STANDS_FOR
 from ..plan import Plan, require_counts
@@ -54,9 +54,7 @@ class Asked:
     box: Box | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("loss_fn", self.loss_fn), ("optimizer", self.optimizer)):
-            if not callable(value) and not (name == "optimizer" and value is None):
-                raise TypeError(f"{name} must be callable, got {type(value).__name__}")
+        require_functions(self.loss_fn, self.optimizer)
         require_target(self.loss_fn, self.target)
         memory = 1 if self.memory is None else self.memory
         if not (isinstance(memory, Real) and memory > 0):
