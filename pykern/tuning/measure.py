@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from math import ceil, inf
 from statistics import mean, median
-
-from torch import nn
-from torch.optim import Optimizer
 
 from ..plan.shares import Shares
 from ..runtime.features.order_of_writes import WrittenInReplicas
@@ -245,15 +242,9 @@ def weights_of(asked: Asked) -> tuple[float, ...]:
     held = []
     for layers in asked.units.modules():
         parameters, buffers, trained = held_by(layers)
-        state = _state_bytes(asked.optimizer, trained)
-        held.append(float(bytes_of([*parameters, *buffers]) + gradient_bytes(trained) + state))
+        num_bytes = bytes_of([*parameters, *buffers]) + gradient_bytes(trained)
+        if asked.optimizer is not None:
+            # A step would move the parameters of the model itself.
+            num_bytes += state_bytes(asked.optimizer, WithoutValues().batch(trained))
+        held.append(float(num_bytes))
     return tuple(held)
-
-
-def _state_bytes(
-    optimizer: Callable[[list[nn.Parameter]], Optimizer] | None, trained: list[nn.Parameter]
-) -> int:
-    if optimizer is None or not trained:
-        return 0
-    # A step would move the parameters of the model itself.
-    return state_bytes(optimizer, WithoutValues().batch(trained))
