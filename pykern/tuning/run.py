@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from .. import _C
@@ -157,7 +157,7 @@ def _choice(
 
 @contextmanager
 def _moved_back(models: Sequence[object]) -> Iterator[None]:
-    """A context after which parameters are on the devices of before, and buffers are the same.
+    """A context after which parameters are on the devices of before.
 
     Args:
         models: modules, among other objects that are passed over, such as a plain loss function.
@@ -166,19 +166,13 @@ def _moved_back(models: Sequence[object]) -> Iterator[None]:
     homes = {
         p: p.device for module in modules for p in module._parameters.values() if p is not None
     }
-    buffers = [(module, dict(module._buffers)) for module in modules]
-    with _C.Undo(_move_back, homes, buffers):
+    with _C.Undo(_move_back, homes):
         yield
 
 
-def _move_back(
-    homes: dict[nn.Parameter, torch.device],
-    buffers: Sequence[tuple[nn.Module, dict[str, Tensor | None]]],
-) -> None:
+def _move_back(homes: dict[nn.Parameter, torch.device]) -> None:
     for parameter, home in homes.items():
         if parameter.device != home:
             # The gradients of measured steps are on the GPU, too.
             parameter.grad = None
             parameter.data = parameter.data.to(home)
-    for module, before in buffers:
-        module._buffers.update(before)
