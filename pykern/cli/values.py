@@ -19,7 +19,8 @@ class ShareCosts(NamedTuple):
 
     def of(self, plan: Plan, transfer_ms: float) -> Costs:
         """The costs of each action, for one model and one microbatch, however they are cut."""
-        return self._times(plan.num_devices / (plan.num_stages * plan.num_slices), transfer_ms)
+        part = plan.num_devices / (plan.num_stages * plan.num_slices)
+        return self.times(part).of_share(transfer_ms)
 
     def times(self, factor: float) -> "ShareCosts":
         """The costs of a share that is `factor` times as large."""
@@ -27,16 +28,12 @@ class ShareCosts(NamedTuple):
 
     def of_share(self, transfer_ms: float) -> Costs:
         """The costs of a whole share."""
-        return self._times(1.0, transfer_ms)
-
-    def _times(self, part: float, transfer_ms: float) -> Costs:
-        share_ns = 1e6 * part
         return Costs(
-            self.forward * share_ns,
-            (self.input + self.weight) * share_ns,
+            1e6 * self.forward,
+            1e6 * (self.input + self.weight),
             1e6 * transfer_ms,
-            input_ns=self.input * share_ns,
-            weight_ns=self.weight * share_ns,
+            input_ns=1e6 * self.input,
+            weight_ns=1e6 * self.weight,
         )
 
 
