@@ -10,6 +10,7 @@ from weakref import ref
 
 from torch import nn
 
+from ...trace.code_names import content_of
 from ...trace.state import described
 from ...trace.values import PLAIN
 from .settings import Settings
@@ -65,15 +66,7 @@ def _plain_values(held: object) -> object:
     if isinstance(held, FunctionType):
         if held.__closure__ is None:
             return ()
-        named = enumerate(map(_content, held.__closure__))
+        named = enumerate(map(content_of, held.__closure__))
     else:
         named = getattr(held, "__dict__", {}).items()
     return [(name, described(value)) for name, value in named if isinstance(value, PLAIN)]
-
-
-def _content(cell: Any) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        # The variable has no value yet.
-        return None
