@@ -76,11 +76,9 @@ def _parts(value: Any, depth: int) -> Hashable:
     return tuple(described(part, depth) for part in value)
 
 
-def attributes(module: nn.Module, depth: int) -> dict[str, Hashable]:
+def attributes(module: nn.Module) -> dict[str, Hashable]:
     """Those that the model's author gave it, described."""
-    return {
-        name: described(value, depth) for name, value in vars(module).items() if name not in TORCHS
-    }
+    return {name: described(value, 1) for name, value in vars(module).items() if name not in TORCHS}
 
 
 def _types_of_parameters(model: nn.Module) -> frozenset[tuple[torch.dtype, torch.Size]]:

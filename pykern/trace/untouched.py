@@ -36,7 +36,7 @@ class Untouched:
         writing: bool = True,
     ) -> None:
         self._settling = settling
-        self._described = {module: attributes(module, 1) for module in opened}
+        self._described = {module: attributes(module) for module in opened}
         self._held = {module: _held(module) for module in opened}
         devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
         settled = opened if settling else ()
@@ -88,7 +88,7 @@ def _left(module: nn.Module, before: Mapping[str, Any]) -> list[str]:
 
 def _changed(module: nn.Module, before: dict[str, Hashable]) -> list[str]:
     """Attributes that are not what they were; those that are new were made for this run."""
-    now = attributes(module, 1)
+    now = attributes(module)
     return [
         f"{type(module).__name__}.{name}"
         for name, value in before.items()

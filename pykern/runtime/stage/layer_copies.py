@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 
 from ...tensors.parameters import on_device, with_values
+from ...trace.state import TORCHS
 
 # Parameters of the original, each with its copy.
 Pairs = list[tuple[nn.Parameter, nn.Parameter]]
 
 # Functions that are set on the object itself run with the original's parameters.
 _BOUND = ("forward", "_compiled_call_impl")
-# The attributes of every module: parameters, buffers, modules, hooks.
-OF_MODULES = frozenset(vars(nn.Module()))
 
 
 def copy_layers(
@@ -208,7 +207,7 @@ def _cannot_copy(module: nn.Module, copy: nn.Module) -> str | None:
         return f"has a {bound[0]} of its own, which may run with the original's parameters"
     mine = set(copy.parameters())
     for name, value in vars(copy).items():
-        if name not in OF_MODULES and any(trains(part, mine) for part in parts_of(value)):
+        if name not in TORCHS and any(trains(part, mine) for part in parts_of(value)):
             return f"keeps what it trains in .{name} too, where a copy finds the original's"
     return None
 

@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...tensors.sparse import are_equal
+from ...trace.state import TORCHS
 from ..recompute.buffers import modules_in
-from .layer_copies import OF_MODULES, parts_of
+from .layer_copies import parts_of
 
 # The number of a module, and the name of its attribute.
 AttributePlace = tuple[int, str]
@@ -38,7 +39,7 @@ class OwnAttributes:
             # Nearly all modules assign nothing, and have no name looked up.
             if len(held) != len(then) or not all(map(is_, held.values(), then.values()))
             for name in dict.fromkeys((*then, *held))
-            if name not in OF_MODULES
+            if name not in TORCHS
             for one, other in [(held.get(name, MISSING), then.get(name, MISSING))]
             if one is not other and not _refers(one) and not _refers(other)
         ]

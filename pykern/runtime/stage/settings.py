@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...trace.state import TORCHS
+
 # The id in place of a missing parameter.
 _NONE = id(None)
 # The place of the numbers among the settings.
 _NUMBERS = 1
 _PLAIN = (float, int, bool, str, type(None))
-# Attributes of torch's own, some of which are settings of their own here.
-_OF_TORCH = frozenset(vars(nn.Module()))
 
 
 class Settings:
@@ -35,7 +35,8 @@ class Settings:
             (held, name)
             for held in self._attributes
             for name, value in held.items()
-            if isinstance(value, _PLAIN) and name not in _OF_TORCH
+            # Some attributes of torch's own are settings of their own here.
+            if isinstance(value, _PLAIN) and name not in TORCHS
         ]
         self._then = self._now()
 
