@@ -12,8 +12,9 @@ from statistics import median_low
 import torch
 
 from ..modes import torch_threads
-from ..plan import Costs, Span, Timeline
+from ..plan import Costs, Timeline
 from ..profiling.hidden import hidden_share
+from ..profiling.mean_costs import spans_of
 from ..profiling.stage_costs import median_costs
 from .steps import Steps
 
@@ -72,13 +73,9 @@ def costs_of(ran: Sequence[TimedStep], num_stages: int) -> Costs:
 
 def hidden(ran: Sequence[TimedStep]) -> float | None:
     """The part of copies beside which some device works, the lower median over the steps."""
-    found = (hidden_share(_spans(one.copies), _spans(one.timeline)) for one in ran)
+    found = (hidden_share(list(spans_of(one.copies)), spans_of(one.timeline)) for one in ran)
     known = [share for share in found if share is not None]
     return median_low(known) if known else None
-
-
-def _spans(timeline: Timeline) -> list[Span]:
-    return [span for row in timeline.rows for span in row]
 
 
 def core_share(ran: Sequence[TimedStep]) -> float:

@@ -13,10 +13,10 @@ from ..plan import Costs, Kind, Span, Timeline
 def mean_costs(timeline: Timeline, copies: Timeline, num_stages: int) -> Costs:
     """The mean time by stage and kind, NaN if it did not run; and of copies, 0 without copies."""
     times: dict[tuple[Kind, int], list[float]] = defaultdict(list)
-    for span in _spans(timeline):
+    for span in spans_of(timeline):
         times[span.action.kind, span.action.stage].append(span.end_ns - span.start_ns)
     crossings: dict[int, list[float]] = defaultdict(list)
-    for span in _spans(copies):
+    for span in spans_of(copies):
         # The boundary behind a stage, which a gradient crosses from the other side.
         back = span.action.kind == Kind.COPY_B
         crossings[span.action.stage - back].append(span.end_ns - span.start_ns)
@@ -40,7 +40,8 @@ def mean_costs(timeline: Timeline, copies: Timeline, num_stages: int) -> Costs:
     )
 
 
-def _spans(timeline: Timeline) -> Iterator[Span]:
+def spans_of(timeline: Timeline) -> Iterator[Span]:
+    """All spans of a timeline, row by row."""
     return (span for row in timeline.rows for span in row)
 
 
