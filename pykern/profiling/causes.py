@@ -104,13 +104,14 @@ def _of_plan(seen: Observed) -> tuple[float, list[Cause]]:
     # The part of the gaps that a pipeline without work has as well.
     usual = min(sum(issue), len(issue) * seen.issue_ns)
     usual += min(sum(hand_over), len(hand_over) * seen.hand_over_ns)
+    late = "host synchronisation" if seen.host_waits else "late starts"
     return work, [
         Cause("warm-up and cool-down", evenly - work, _warm_up(plan)),
         Cause("imbalance of stages", fairly - evenly, _imbalance(fair, plan)),
         Cause("slow device", without - fairly, _slow_device(seen)),
         Cause("short actions", at_once - without + usual, _short(seen)),
         Cause("waiting for a copy", as_is - at_once, _copy(seen)),
-        Cause(_late_name(seen), seen.quiet.makespan_ns - as_is - usual, _late(seen)),
+        Cause(late, seen.quiet.makespan_ns - as_is - usual, _late(seen)),
     ]
 
 
@@ -182,10 +183,6 @@ def _copy(seen: Observed) -> str:
         f"a copy over the boundary behind stage {longest} takes {times[longest] / 1e6:.3g} ms; cut "
         "where less is handed on, or take devices with a faster link"
     )
-
-
-def _late_name(seen: Observed) -> str:
-    return "host synchronisation" if seen.host_waits else "late starts"
 
 
 def _late(seen: Observed) -> str:
