@@ -2,9 +2,11 @@
 
 The new file is written in a folder of its own beside the old one, since the writing library may
 make files beside its file. A killed writer leaves its folder behind. A writer locks its folder, and
-the lock ends with the writer: so the next writer can tell a leftover from a folder in use.
+the lock ends with the writer: so the next writer can tell a leftover from a folder in use. Where a
+file system has no locks, leftovers stay.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -18,6 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 _DEVICES = Path("/dev")
+# Some file systems of networks and clusters cannot lock, or cannot sync a folder.
+_NOT_THERE = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def require_folder(name: str, path: Path) -> None:
@@ -129,7 +133,8 @@ def _locked(folder: Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with _where_possible():
+            fcntl.flock(lock, fcntl.LOCK_EX)
         if os.path.samestat(os.fstat(lock), folder.stat()):
             return lock
     except FileNotFoundError:
@@ -139,6 +144,16 @@ def _locked(folder: Path) -> int | None:
         raise
     os.close(lock)
     return None
+
+
+@contextmanager
+def _where_possible() -> Iterator[None]:
+    """A context for an operation that the file system may not have."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
 
 
 def folder_name(path: Path, token: str) -> str:
@@ -151,7 +166,8 @@ def _sync(path: Path) -> None:
     """Makes a file's bytes, or a folder's names, survive a loss of power."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        os.fsync(handle)
+        with _where_possible():
+            os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -170,8 +186,8 @@ def _remove_if_abandoned(folder: Path) -> None:
         return  # The folder is gone, belongs to another user, or is not a folder.
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return  # The folder's writer is alive.
+    except OSError:
+        return  # The folder's writer is alive, or nobody can tell.
     else:
         _remove(folder, lock)
     finally:

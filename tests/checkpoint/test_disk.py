@@ -161,6 +161,33 @@ def test_what_another_writes_now_is_left_alone(file):
     assert names(file) == ["run.ckpt"]
 
 
+@pytest.mark.parametrize("call", ["flock", "fsync"])
+@pytest.mark.parametrize("number", ["EINVAL", "ENOLCK", "ENOSYS", "EOPNOTSUPP"])
+def test_a_file_system_need_not_lock_or_sync(file, monkeypatch, call, number):
+    """As Lustre without `-o flock`: nothing could be saved. Leftovers of killed writers stay."""
+    folder = left(file)
+
+    def refuse(*_: Any) -> None:
+        raise OSError(getattr(errno, number), "as mounted")
+
+    monkeypatch.setattr(fcntl if call == "flock" else os, call, refuse)
+    with replacing(file) as new:
+        new.write_text("new")
+    assert file.read_text() == "new"
+    assert names(file) == ([folder.name] if call == "flock" else []) + ["run.ckpt"]
+
+
+def test_a_disk_that_does_not_take_the_bytes_is_an_error(file, monkeypatch):
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="broken") as caught, replacing(file) as new:
+        new.write_text("new")
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(file))
+    assert file.read_text() == "old"
+
+
 def test_nothing_else_is_removed(file):
     of_other = folder_name(file.with_name("other"), "0123456789abcdef")
     for name in (".run.ckpt.tmp", folder_name(file, "0123"), of_other):
