@@ -1,6 +1,8 @@
 """Drawings of many microbatches keep their colours, and say where numbers fit."""
 
 import re
+import resource
+import signal
 from math import ceil
 from pathlib import Path
 
@@ -77,4 +79,24 @@ def test_a_png_of_gigabytes_is_refused(tmp_path: Path) -> None:
     timeline = {"": simulate(schedules.gpipe(20_000, 1), Costs(1, 2))}
     with pytest.raises(ValueError, match=r"at most 536870912 pixels, got 1800 x .* Write an \.svg"):
         save_picture(timeline, tmp_path / "plan.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("num_microbatches", [8, 50])
+@pytest.mark.parametrize("suffix", [".pdf", ".png", ".svg"])
+def test_on_a_disk_that_is_full_the_error_is_the_disks(
+    tmp_path: Path, suffix: str, num_microbatches: int
+) -> None:
+    """The error was that of matplotlib's clean-up: an AttributeError, or one of zlib."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    path = tmp_path / f"picture{suffix}"
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+        with pytest.raises(OSError, match="File too large") as caught:
+            save_picture({"": crowded(num_microbatches)}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert caught.value.filename == str(path)
     assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,9 +57,11 @@ def write_picture(picture: Picture, path: str | os.PathLike[str]) -> None:
         return
     if form == ".png":
         require_size(picture)
-    figure = as_figure(picture)
+    # Where a file cannot be written, matplotlib's own clean-up fails with another error.
+    drawn = BytesIO()
+    as_figure(picture).savefig(drawn, format=form[1:], dpi=PIXELS_PER_INCH, metadata=UNDATED[form])
     with replacing(target) as partial:
-        figure.savefig(partial, format=form[1:], dpi=PIXELS_PER_INCH, metadata=UNDATED[form])
+        partial.write_bytes(drawn.getbuffer())
 
 
 def require_form(path: Path) -> str:
