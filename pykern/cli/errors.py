@@ -26,6 +26,7 @@ class OneLineErrors(TyperGroup):
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command line and exit."""
         extra["standalone_mode"] = False
+        _open_closed_streams()
         # A terminal or pipe that knows few characters shows "?" for the others.
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")
@@ -42,6 +43,17 @@ class OneLineErrors(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             typer.echo(f"pykern: {error.strerror or error}", err=True)
             sys.exit(1)
+
+
+def _open_closed_streams() -> None:
+    """Opens the output that the caller has closed, for nobody, as Python has None in its place.
+
+    The next file that is opened, such as a checkpoint, would get the number of the closed one, and
+    what libraries print with it.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The installed command in a process of its own: exit codes, signals, terminals and imports."""
 
+import json
 import os
 import pty
 import signal
@@ -85,10 +86,13 @@ def test_output_that_cannot_be_written_is_told_in_a_line(command: str) -> None:
     assert (done.returncode, done.stderr) == (1, "pykern: No space left on device\n")
 
 
-def test_files_are_written_though_nobody_reads_the_tables(tmp_path: Path) -> None:
-    command = f"{PYKERN} topo --box h100x8 --json {tmp_path}/box.json >&-"
-    subprocess.run(command, shell=True, capture_output=True, check=False)
-    assert (tmp_path / "box.json").exists()
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_files_are_written_though_nobody_reads_the_tables(tmp_path: Path, closed: str) -> None:
+    """Without a stdout, Python's has no `isatty`, and a file is opened by the number of stdout."""
+    command = f"{PYKERN} topo --box h100x8 --json {tmp_path}/box.json {closed}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "box.json").read_text())["version"]
 
 
 def test_tables_are_printed_though_a_file_cannot_be_written() -> None:
