@@ -32,13 +32,24 @@ def require_folder(name: str, path: Path) -> None:
         path: the file.
 
     Raises:
-        ValueError: it is a folder, or its folder does not exist.
+        ValueError: it is a folder, or its folder does not exist or may not be written to.
     """
     if path.is_dir() or not path.parent.is_dir():
         raise ValueError(
             f"{name} must be a file in a folder that exists, got {path}. Name a file, and make its "
             "folder first"
         )
+    if _is_stream(path):
+        return
+    try:
+        # Rights tell root nothing of a file system that is read-only or not on a disk.
+        with _own_folder(path):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{name} must be a file in a folder that may be written to, got {path}: "
+            f"{error.strerror}. Choose another folder"
+        ) from error
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import typer
 
 from ..demo.files import make_folder, require_text_file, require_usable
 from ..schedules import require_named
-from .errors import bad_input
+from .errors import bad_files, bad_input
 from .schedule_options import Given, require_owned, with_schedule_options
 from .sources import TRAINED, scheduled
 from .values import DeviceNames, Microbatches, number_option
@@ -48,4 +48,5 @@ def demo(
         settings = DemoSettings(steps=steps)
         corpus = text_file(data, settings.window) if data else standard_library(settings.window)
         make_folder(out)
-    run(plan, devices, corpus, out, Console(highlight=False), settings)
+    with bad_files():
+        run(plan, devices, corpus, out, Console(highlight=False), settings)

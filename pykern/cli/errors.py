@@ -79,11 +79,19 @@ def _print_error(error: BaseException | None, script: str) -> None:
 def bad_input() -> Iterator[None]:
     """Turn errors of preparations into one line for the user."""
     try:
+        with bad_files():
+            yield
+    except (ImportError, ValueError) as error:
+        notes = getattr(error, "__notes__", ())
+        raise BadInput("; ".join([str(error), *notes])) from error
+
+
+@contextmanager
+def bad_files() -> Iterator[None]:
+    """Turn errors of files, as of a full disk, into one line for the user."""
+    try:
         yield
     except OSError as error:
         if error.filename is None:
             raise  # of the output
         raise BadInput(f"{error.filename}: {error.strerror}") from error
-    except (ImportError, ValueError) as error:
-        notes = getattr(error, "__notes__", ())
-        raise BadInput("; ".join([str(error), *notes])) from error

@@ -34,11 +34,12 @@ def require_files(**files: Path | None) -> None:
     """Refuses files that cannot be written, before there is something to lose.
 
     Args:
-        files: by option, without its dashes; a "picture" is one by its name.
+        files: by option, without its dashes; a "picture" is one by its name, and "resume" is read
+            where it is there.
 
     Raises:
-        ValueError: a folder does not exist, two options name one file, or a picture has an unknown
-            form.
+        ValueError: a folder does not exist or may not be written to, two options name one file, or
+            a picture has an unknown form.
     """
     from ..plan.drawing.picture import require_form
     from ..replacing import require_folder
@@ -47,7 +48,8 @@ def require_files(**files: Path | None) -> None:
     for option, path in files.items():
         if path is None:
             continue
-        require_folder(f"--{option}", path)
+        if not (option == "resume" and path.is_file()):
+            require_folder(f"--{option}", path)
         if option == "picture":
             require_form(path)
         other = options.setdefault(path.resolve(), option)

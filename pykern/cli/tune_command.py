@@ -1,5 +1,6 @@
 """`pykern tune`: the fastest pipeline of a model on this machine, measured."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,7 @@ import typer
 
 from ..boxes import load
 from .errors import bad_input
-from .reports import require_files
+from .reports import print_and_save, require_files
 from .values import BoxProfile, DeviceNames, amount_option, number_option
 from .workloads import ModelSource, workload_of
 
@@ -62,7 +63,5 @@ def tune(
             )
         except TuneInterrupted as interrupt:
             code, choice = 130, interrupt.choice
-        if out is not None:
-            choice.save(out)
-    typer.echo(str(choice))
+    print_and_save(partial(typer.echo, str(choice)), (out, choice.save))
     raise typer.Exit(code)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ..replacing import require_folder
 from ..script import require_script
 from .export import command_of, import_recording
 
@@ -25,14 +26,15 @@ def record(report: str | os.PathLike[str], script: Sequence[str], seconds: int =
         seconds: the time after which the script is ended.
 
     Raises:
-        ValueError: the name has another end, there is such a file, `nsys` is not installed, or it
-            records nothing.
+        ValueError: the name has another end, there is such a file, its folder is not there or may
+            not be written to, `nsys` is not installed, or it records nothing.
     """
     path = Path(report)
     if path.suffix != _SUFFIX:
         raise ValueError(f"report must end in {_SUFFIX}, got {path.name}. Name it step{_SUFFIX}")
     if path.exists():
         raise ValueError(f"report must be a new file, got {path.name}, which exists. Remove it")
+    require_folder("report", path)
     require_script(script[0])
     nsys = command_of("Run the script without it: pipe.profile needs no other tool")
     # Imported here, because reading a report needs no torch.

@@ -18,7 +18,8 @@ def measured_once(asked: Asked, path: Path | None, tell: Tell) -> Measurements:
     """Reads the measurements from the file, or takes them now and writes them there.
 
     Raises:
-        ValueError: the file has other measurements, or its folder does not exist.
+        ValueError: the file has other measurements, or has to be written in a folder that does not
+            exist or may not be written to.
         OSError: it cannot be read or written.
     """
     if path is None:
@@ -37,6 +38,7 @@ def measured_once(asked: Asked, path: Path | None, tell: Tell) -> Measurements:
         found = replace(found, weights=weights_of(asked))
         if not set(levels_for(asked)) <= set(levels_in(found)):
             # No memory was given before.
+            require_folder("resume", path)
             found = replace(found, sizes=bytes_held(asked, found.rows))
             write_text(path, found.to_json())
         return found

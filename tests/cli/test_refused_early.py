@@ -23,6 +23,8 @@ results = [CliRunner().invoke(app, line) for line in json.load(sys.stdin)]
 print(json.dumps([(result.exit_code, result.stderr) for result in results]))
 """
 ABSENT = "must be a file in a folder that exists"
+# Nobody may make a file there, root neither.
+KEPT = "must be a file in a folder that may be written to, got /proc/"
 NO_SCRIPT = "script must be a file, got none.py"
 NO_MODULE = "there is no module none"
 NO_BOX = "box must be one of"
@@ -33,6 +35,7 @@ REFUSED = {
     "rehearse none.py --box 4x4090": NO_SCRIPT,
     "rehearse script.py --box none": NO_BOX,
     "rehearse script.py --box 4x4090 --json none/out.json": ABSENT,
+    "rehearse script.py --box 4x4090 --json /proc/out.json": KEPT,
     "rehearse script.py --box 4x4090 --steps 0": NO_COUNT,
     "profile none.py": NO_SCRIPT,
     "profile none.py --nsys step.nsys-rep": NO_SCRIPT,
@@ -43,11 +46,14 @@ REFUSED = {
     "profile --devices tpu": NO_DEVICE,
     "profile --schedule none": NO_SCHEDULE,
     "profile --html none/out.html": ABSENT,
+    "profile --html /proc/out.html": KEPT,
     "tune none:make": NO_MODULE,
     "tune none": "the model must be module:function",
     "tune --devices tpu": NO_DEVICE,
     "tune --out none/out.json": ABSENT,
     "tune --resume none/out.json": ABSENT,
+    "tune --out /proc/out.json": KEPT,
+    "tune --resume /proc/out.json": KEPT,
     "tune --box dgx": NO_BOX,
     "verify none:make": NO_MODULE,
     "verify --devices cpu:0": "devices must have 1 to 256 workers",
@@ -60,11 +66,14 @@ REFUSED = {
     "nsys step.nsys-rep none.py": NO_SCRIPT,
     "nsys step script.py": "report must end in .nsys-rep",
     "nsys --trace none/out.json step.nsys-rep": ABSENT,
+    "nsys none/step.nsys-rep script.py": ABSENT,
+    "nsys /proc/step.nsys-rep script.py": KEPT,
     "trace none.json": "none.json: No such file or directory",
     "trace other.json": "must be a trace by torch.profiler",
     "trace --picture out.gif other.json": "must end in .png, .pdf or .svg, got 'out.gif'",
     "bench box --devices tpu": NO_DEVICE,
     "bench box --out none/out.json": ABSENT,
+    "bench box --out /proc/out.json": KEPT,
     "bench compare none.json other.json": "none.json: No such file or directory",
     "bench report other.json": "must be a file of pykern bench box",
     "bench report --picture none/out.svg other.json": ABSENT,
@@ -77,8 +86,10 @@ REFUSED = {
     "plan none": NO_SCHEDULE,
     "plan none.json": "none.json: No such file or directory",
     "plan gpipe --out none/out.svg": ABSENT,
+    "plan gpipe --out /proc/out.svg": KEPT,
     "schedules -p 0": NO_COUNT,
     "topo --json none/out.json": ABSENT,
+    "topo --json /proc/out.json": KEPT,
     "topo --box none": NO_BOX,
 }
 

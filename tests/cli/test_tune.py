@@ -1,5 +1,7 @@
 """`pykern tune`: its table, its file, and its exit code after an interrupt."""
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 import pykern
 from pykern import tuning
 from pykern.cli import app
+from pykern.cli.reports import require_files
 from pykern.tuning import cache
 
 
@@ -38,7 +41,7 @@ def test_the_choice_is_printed_and_saved(tmp_path: Path, monkeypatch: pytest.Mon
     arguments = ["tune", "--devices", "cpu:3", "--memory", "2", "--out", str(out)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout == "the table\n"
+    assert result.stdout == f"the table\nwritten: {out}\n"
     assert out.read_text() == "saved"
     assert (given["devices"], given["memory"]) == ("cpu:3", 2 * 2**30)
 
@@ -67,8 +70,21 @@ def test_an_interrupt_prints_and_saves_what_is_known(
     out = tmp_path / "plan.json"
     result = CliRunner().invoke(app, ["tune", "--out", str(out)])
     assert result.exit_code == 130
-    assert result.stdout == "the table\n"
+    assert result.stdout == f"the table\nwritten: {out}\n"
     assert out.read_text() == "saved"
+
+
+def test_the_choice_is_printed_though_it_cannot_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The minutes that it had taken were lost."""
+
+    class Unsaved(Found):
+        def save(self, path: Path) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(tuning, "tune", lambda *_, **__: Unsaved())
+    result = CliRunner().invoke(app, ["tune", "--out", "plan.json"])
+    assert (result.exit_code, result.stdout) == (2, "the table\n")
+    assert result.stderr == "pykern: plan.json: No space left on device\n"
 
 
 @pytest.mark.parametrize("option", ["--out", "--resume"])
@@ -82,6 +98,13 @@ def test_a_file_without_a_folder_is_refused_before_anything_is_measured(
     result = CliRunner().invoke(app, ["tune", option, str(tmp_path / "absent" / "file.json")])
     assert result.exit_code == 2
     assert f"{option.strip('-')} must be a file in a folder that exists" in result.stderr
+
+
+def test_measurements_that_are_there_may_be_where_nothing_can_be_written() -> None:
+    there = Path("/proc/version")
+    require_files(resume=there)
+    with pytest.raises(ValueError, match="--out must be a file in a folder that may be written to"):
+        require_files(out=there)
 
 
 def normed() -> tuple[Any, ...]:

@@ -1,7 +1,9 @@
 """The demo itself, at a size that takes no time: its story, its files, and that it learns."""
 
+import errno
 import io
 import json
+import os
 import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -13,8 +15,10 @@ import pytest
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 from pykern import Pipeline
+from pykern.cli import app
 from pykern.demo.files import make_folder
 from pykern.demo.progress import progress
 from pykern.demo.run import DemoSettings, run
@@ -184,3 +188,14 @@ def test_a_folder_that_may_not_be_written_to_is_refused(
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(ValueError, match="--out must be a folder that may be written to, got"):
         make_folder(tmp_path)
+
+
+def test_a_disk_that_is_full_in_the_end_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "trace.json")
+
+    monkeypatch.setattr("pykern.demo.run.run", full)
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    assert (result.exit_code, result.stderr) == (2, "pykern: trace.json: No space left on device\n")
