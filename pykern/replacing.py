@@ -100,7 +100,9 @@ def _is_stream(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     if stat.S_ISREG(mode):
-        return path.is_symlink() and path.absolute().parent == _DEVICES
+        # As /dev/stdout, /dev/fd/3 and /proc/self/fd/3.
+        folders = (_DEVICES, Path(f"/proc/{os.getpid()}/fd"))
+        return path.is_symlink() and path.absolute().parent.resolve() in folders
     return not stat.S_ISDIR(mode)
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from pykern import checkpoint
 from pykern.checkpoint import CheckpointError
-from pykern.replacing import folder_name, replacing
+from pykern.replacing import folder_name, replacing, require_folder
 from tests.interrupts import Interrupt
 
 
@@ -141,6 +141,18 @@ def test_a_pipe_is_written_into_and_stays(tmp_path):
     finally:
         os.close(reader)
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
+def test_an_open_file_is_written_by_its_number(file, folder):
+    """As of `pykern topo --json /dev/fd/3 3>box.json`: a folder was to be made there."""
+    with file.open("a") as opened:
+        path = Path(folder, str(opened.fileno()))
+        require_folder("--json", path)
+        with replacing(path) as new:
+            new.write_text("new")
+    assert file.read_text() == "oldnew"
+    assert names(file) == ["run.ckpt"]
 
 
 def test_what_killed_writers_left_is_removed_by_the_next(file):
