@@ -37,6 +37,6 @@ def user_line() -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-def warn(message: str) -> None:
+def warn(message: str, prefix: str = "pykern: ") -> None:
     """Gives a UserWarning at the user's line."""
-    warnings.warn(f"pykern: {message}", stacklevel=2 + _depth())
+    warnings.warn(f"{prefix}{message}", stacklevel=2 + _depth())

@@ -6,7 +6,6 @@ It reports times and takes no decision: `partition` turns them into stages.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
@@ -23,6 +22,7 @@ from ..tensors.sparse import dense_parts
 from ..tensors.trees import all_tensors, flatten, map_tensors
 from ..trace.kept_state import KeptState
 from ..trace.origins import storages_of
+from ..user_code import warn
 
 # The number of rounds. A round times each layer once.
 FEWEST_ROUNDS = 6
@@ -91,10 +91,11 @@ def layer_times_ns(layers: Sequence[nn.Module], sample: Any) -> list[int]:
                 for _ in range(2)
             ]
     if (apart := disagreement(rounds)) > TOLERANCE:
-        warnings.warn(
+        # Filters of users begin with the message, and a filter of `-W` has no place for a colon.
+        warn(
             f"the times of layers differ by {apart:.0%} between two halves of {len(rounds)} "
             "rounds; another cut may be as good. Measure on a machine that does nothing else.",
-            stacklevel=2,
+            prefix="",
         )
     return [round(each) for each in _medians(rounds)]
 

@@ -50,9 +50,15 @@ def test_halves_that_disagree_are_measured_longer_and_warned_of(
 
     monkeypatch.setattr(profile, "_run", run)
     layers = [nn.Identity(), nn.Identity()]
-    with pytest.warns(UserWarning, match=f"differ by 67% between two halves of {MOST_ROUNDS}"):
+    told = f"differ by 67% between two halves of {MOST_ROUNDS}"
+    with pytest.warns(UserWarning, match=told) as warned:
         assert layer_times_ns(layers, torch.ones(1)) == [150, 150]
     assert runs == 2 * (1 + MOST_ROUNDS)
+    runs = 0
+    with pytest.warns(UserWarning, match=told) as of_a_cut:
+        partition(layers, 1, balance="time", sample=torch.ones(1))
+    # They are at the user's lines, not at those of pykern.
+    assert {one.filename for one in (*warned, *of_a_cut)} == {__file__}
     assert disagreement([[100, 200]] * 4) == 0
 
 
