@@ -86,11 +86,21 @@ def _no_module(source: str, name: str) -> ValueError:
 
 
 def _names(source: str) -> tuple[str, str]:
-    """The names of the module, which is looked for beside the user first, and of the function."""
+    """The names of the module, which is looked for beside the user first, and of the function.
+
+    Raises:
+        ValueError: it is not "module:function", or the user's folder has been removed.
+    """
     module_name, _, name = source.partition(":")
     if not all(map(str.isidentifier, [*module_name.split("."), name])):
         raise ValueError(f"the model must be module:function, got '{source}'")
-    here = str(Path.cwd())
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{module_name} must be looked for in a folder that exists, got a current folder that "
+            "has been removed. Go to another folder"
+        ) from error
     if here not in sys.path:
         sys.path.insert(0, here)
     return module_name, name

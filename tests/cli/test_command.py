@@ -95,6 +95,20 @@ def test_files_are_written_though_nobody_reads_the_tables(tmp_path: Path, closed
     assert json.loads((tmp_path / "box.json").read_text())["version"]
 
 
+def test_a_folder_that_has_been_removed_is_told_in_a_line(tmp_path: Path) -> None:
+    """The line had the system's words alone, and none of the folder."""
+    command = f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && {PYKERN} "
+    for arguments in ("fit none:make", "tune none:make"):
+        run_there = subprocess.run(
+            command + arguments, shell=True, capture_output=True, text=True, check=False
+        )
+        assert (run_there.returncode, run_there.stdout) == (2, "")
+        assert run_there.stderr == (
+            "pykern: none must be looked for in a folder that exists, got a current folder that "
+            "has been removed. Go to another folder\n"
+        )
+
+
 def test_tables_are_printed_though_a_file_cannot_be_written() -> None:
     bad = run("topo", "--box", "h100x8", "--json", "/dev/full")
     assert (bad.returncode, bad.stderr) == (2, "pykern: /dev/full: No space left on device\n")
