@@ -9,104 +9,11 @@
 
 #include "plan/check.hpp"
 #include "plan/require.hpp"
+#include "plan/slot_lane.hpp"
 
 namespace pykern {
 
 namespace {
-
-// Any free slot is W's: the oldest I that waits by then takes it.
-constexpr Action kFree{.kind = Kind::W};
-
-// One device's slots. F and I stand where they were put.
-class SlotLane {
-   public:
-    explicit SlotLane(std::size_t num_slots) : slots_(num_slots, kFree), before_(num_slots) {}
-
-    Action at(std::size_t slot) const { return slots_[slot]; }
-    bool is_free(std::size_t slot) const { return slots_[slot] == kFree; }
-    void put(std::size_t slot, Action action) {
-        slots_[slot] = action;
-        if (action.kind == Kind::F) last_forward_ = std::max(last_forward_, slot);
-    }
-    // Whether a forward was put into this slot or behind it.
-    bool goes_on(std::size_t slot) const { return slot <= last_forward_; }
-    // Whether not even W takes the slot. Only for slots that were reached.
-    bool is_idle(std::size_t slot) const { return is_free(slot) && before_[slot].waiting == 0; }
-
-    // The most that is in flight.
-    int peak() const {
-        State state;
-        int peak = 0;
-        for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
-            peak = std::max(peak, pass(state, slot));
-        }
-        return peak;
-    }
-
-    // To be called for one slot after the other, when all actions stand.
-    void reach(std::size_t slot) {
-        if (slot == 0) return;
-        before_[slot] = before_[slot - 1];
-        pass(before_[slot], slot - 1);
-    }
-
-    // Moves the action of slot `from`, the last that was reached, to the free slot `to` before it,
-    // unless more than `peak` would then be in flight. Behind `from` it is never more than it was:
-    // no W comes later there.
-    bool move(std::size_t from, std::size_t to, int peak) {
-        std::swap(slots_[from], slots_[to]);
-        State state = before_[to];
-        for (std::size_t slot = to; slot <= from; ++slot) {
-            if (pass(state, slot) > peak) {
-                std::swap(slots_[from], slots_[to]);
-                return false;
-            }
-        }
-        for (std::size_t slot = to + 1; slot <= from; ++slot) reach(slot);
-        return true;
-    }
-
-    Row row() const {
-        Row row;
-        Row inputs;
-        std::size_t issued = 0;
-        const auto weight = [&] {
-            row.push_back(inputs[issued++]);
-            row.back().kind = Kind::W;
-        };
-        for (const Action action : slots_) {
-            if (action != kFree) row.push_back(action);
-            if (action.kind == Kind::I) inputs.push_back(action);
-            if (action == kFree && issued < inputs.size()) weight();
-        }
-        while (issued < inputs.size()) weight();
-        return row;
-    }
-
-   private:
-    struct State {
-        int in_flight = 0;
-        // I without their W.
-        int waiting = 0;
-    };
-
-    // Passes a slot and returns how much is in flight in it.
-    int pass(State& state, std::size_t slot) const {
-        if (slots_[slot].kind == Kind::F) return ++state.in_flight;
-        if (slots_[slot].kind == Kind::I) {
-            ++state.waiting;
-        } else if (state.waiting > 0) {
-            --state.waiting;
-            return state.in_flight--;
-        }
-        return state.in_flight;
-    }
-
-    std::vector<Action> slots_;
-    // The state in front of each slot that was reached.
-    std::vector<State> before_;
-    std::size_t last_forward_ = 0;
-};
 
 class Block {
    public:
@@ -138,10 +45,12 @@ class Block {
 
     // Within the steady part, up to a device's last F, actions move into idle slots alone.
     void squeeze(bool steady) {
-        for (SlotLane& lane : lanes_) peak_ = std::max(peak_, lane.peak());
+        for (SlotLane& lane : lanes_) {
+            lane.settle();
+            peak_ = std::max(peak_, lane.peak());
+        }
         for (std::size_t slot = 0; slot < num_slots_; ++slot) {
             for (SlotLane& lane : lanes_) {
-                lane.reach(slot);
                 if (!lane.is_free(slot)) advance(lane, slot, steady && lane.goes_on(slot));
             }
         }

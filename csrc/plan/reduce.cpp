@@ -30,12 +30,12 @@ struct Reduction {
     Action action;
 };
 
-// Those that a device computes, in the order in which they can start.
-std::vector<Reduction> reductions_of(const Plan& plan, int device,
+// The reductions of a device's stages that train, in the order in which they can start.
+std::vector<Reduction> reductions_of(const std::vector<int>& stages, int first_trained,
                                      const std::vector<double>& gradient_ends) {
     std::vector<Reduction> reductions;
-    for (int stage = plan.first_trained(); stage < plan.num_stages(); ++stage) {
-        if (plan.placement().device_of(stage) != device) continue;
+    for (const int stage : stages) {
+        if (stage < first_trained) continue;
         reductions.push_back({.ready = gradient_ends[static_cast<std::size_t>(stage)],
                               .action = make_action(Kind::REDUCE, stage, 0)});
     }
@@ -79,12 +79,13 @@ Plan with_reductions(const Plan& plan, bool over_peers) {
     if (!sums || !trains || plan.has(Kind::REDUCE)) return plan;
     const Timeline timeline = simulate(plan, Costs(1.0, 2.0));
     const std::vector<double> ends = gradient_ends(timeline, plan.num_stages());
+    const std::vector<std::vector<int>> stages = plan.placement().stages_by_device();
+    const int first_trained = plan.first_trained();
     std::vector<Row> rows;
     std::vector<Overlaps> overlaps;
-    for (int device = 0; device < plan.num_devices(); ++device) {
-        const auto number = static_cast<std::size_t>(device);
-        RowWithOverlaps row = merged(timeline.rows()[number], plan.overlaps()[number],
-                                     reductions_of(plan, device, ends));
+    for (std::size_t device = 0; device < stages.size(); ++device) {
+        RowWithOverlaps row = merged(timeline.rows()[device], plan.overlaps()[device],
+                                     reductions_of(stages[device], first_trained, ends));
         rows.push_back(std::move(row.row));
         overlaps.push_back(std::move(row.starts));
     }

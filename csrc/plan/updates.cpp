@@ -31,16 +31,17 @@ class Backwards {
     std::map<std::pair<std::uint16_t, std::uint32_t>, int> num_ended_;
 };
 
-Row updated(const Plan& plan, int first_trained, int device, int group, int delay) {
+Row updated(const Plan& plan, int first_trained, std::size_t device, int group, int delay,
+            const std::vector<int>& stages) {
     const int last = plan.num_microbatches() - 1;
-    std::vector<int> num_updates(static_cast<std::size_t>(plan.num_stages()), 0);
+    std::map<int, int> num_updates;
     Backwards backwards(plan.num_slices());
     Row row;
     const auto update = [&](int stage) {
-        const int number = num_updates[static_cast<std::size_t>(stage)]++;
+        const int number = num_updates[stage]++;
         row.push_back(make_action(Kind::U, stage, std::min((number + 1) * group - 1, last)));
     };
-    for (const Action& action : plan.rows()[static_cast<std::size_t>(device)]) {
+    for (const Action& action : plan.rows()[device]) {
         const auto microbatch = static_cast<int>(action.microbatch);
         const bool starts_group =
             action.kind == Kind::F && action.slice == 0 && microbatch % group == 0;
@@ -50,9 +51,8 @@ Row updated(const Plan& plan, int first_trained, int device, int group, int dela
         const bool ends_group = (microbatch + 1) % group == 0 || microbatch == last;
         if (delay == 0 && ends_group && backwards.ended_by(action)) update(action.stage);
     }
-    for (int stage = first_trained; stage < plan.num_stages(); ++stage) {
-        if (plan.placement().device_of(stage) != device) continue;
-        while (num_updates[static_cast<std::size_t>(stage)] * group <= last) update(stage);
+    for (const int stage : stages) {
+        while (stage >= first_trained && num_updates[stage] * group <= last) update(stage);
     }
     return row;
 }
@@ -78,10 +78,11 @@ Plan with_updates(const Plan& plan, int group, int delay) {
             "plan must have one replica and no updates to add them, got another");
     }
     const int first_trained = plan.first_trained();
+    const std::vector<std::vector<int>> stages = plan.placement().stages_by_device();
     std::vector<Row> rows;
-    rows.reserve(plan.rows().size());
-    for (int device = 0; device < plan.num_devices(); ++device) {
-        rows.push_back(updated(plan, first_trained, device, group, delay));
+    rows.reserve(stages.size());
+    for (std::size_t device = 0; device < stages.size(); ++device) {
+        rows.push_back(updated(plan, first_trained, device, group, delay, stages[device]));
     }
     return checked({plan.placement(), plan.num_microbatches(), std::move(rows), plan.num_slices()});
 }

@@ -100,6 +100,8 @@ class _Fit:
         self, plan: Plan, stages: Sequence[StageCosts], budget_bytes: Sequence[float]
     ) -> None:
         self._plan = plan
+        # Each look at a plan's rows makes objects of all of its actions.
+        self._rows = plan.rows
         self._stages = stages
         self._budgets = tuple(budget_bytes)
         self._devices_of = [sorted(set(of)) for of in zip(*plan.placement.replicas, strict=True)]
@@ -148,7 +150,7 @@ class _Fit:
         """The most cells of a stage that are at a time between F and the end of their B or I."""
         most = now = 0
         for device in self._devices_of[stage]:
-            for action in self._plan.rows[device]:
+            for action in self._rows[device]:
                 if action.stage == stage and action.kind is Kind.F:
                     now += 1
                     most = max(most, now)
@@ -219,7 +221,7 @@ class _Fit:
         self, device: int, kept: str, rebuilt: str | None
     ) -> tuple[float, set[tuple[int, int]]] | None:
         """The device's busy time and the cells that it has to recompute; None if no set fits."""
-        row = self._plan.rows[device]
+        row = self._rows[device]
         sweep = Sweep(row, self._stages, kept, rebuilt, self._gaps(device, kept))
         for position in range(len(row)):
             if not sweep.take(position, self._caps[device]):

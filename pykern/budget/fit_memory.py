@@ -23,8 +23,9 @@ def most_held(
         levels: one level for each stage.
     """
     clocks, held = _clocks(plan), _cells(plan, stages, levels)
-    keys = [[(a.kind, a.stage, a.microbatch) for a in row] for row in plan.rows]
-    most = [_most(row, device, held, clocks, keys) for device, row in enumerate(plan.rows)]
+    rows = plan.rows
+    keys = [[(a.kind, a.stage, a.microbatch) for a in row] for row in rows]
+    most = [_most(row, device, held, clocks, keys) for device, row in enumerate(rows)]
     for homes in plan.placement.replicas:
         for device, costs in zip(homes, stages, strict=True):
             most[device] += costs.step_bytes
@@ -127,11 +128,13 @@ def _by_others(
 def _clocks(plan: Plan) -> dict[Action, list[int]]:
     """For each action, the number of actions of each device run when it begins, with itself."""
     clocks: dict[Action, list[int]] = {}
-    planned = {action for row in plan.rows for action in row}
+    # Each look at the rows makes objects of all actions.
+    rows = plan.rows
+    planned = {action for row in rows for action in row}
     done = [0] * plan.num_devices
-    now = [[0] * plan.num_devices for _ in plan.rows]
-    while any(done[d] < len(row) for d, row in enumerate(plan.rows)):
-        for device, row in enumerate(plan.rows):
+    now = [[0] * plan.num_devices for _ in rows]
+    while any(done[d] < len(row) for d, row in enumerate(rows)):
+        for device, row in enumerate(rows):
             while done[device] < len(row):
                 action = row[done[device]]
                 needed = planned.intersection(inputs(action))

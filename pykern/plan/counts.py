@@ -52,6 +52,22 @@ def require_numbers(**numbers: float) -> None:
             raise TypeError(f"{name} must be a number, got {value!r}")
 
 
+def require_lists(**lists: Sequence[float] | None) -> None:
+    """Refuses values that are neither lists of numbers nor None.
+
+    Args:
+        **lists: The values under the names that the caller knows them by.
+
+    Raises:
+        TypeError: A value is something else, or one in a list is not a number.
+    """
+    for name, values in lists.items():
+        if values is not None and (isinstance(values, str) or not isinstance(values, Sequence)):
+            raise TypeError(f"{name} must be a list of numbers or None, got {values!r}")
+        for value in values or ():
+            require_numbers(**{name: value})
+
+
 def one_for_each(name: str, given: Any, count: int, what: str) -> list[Any]:
     """The values of so many stages, devices or the like, where one value may stand for all.
 

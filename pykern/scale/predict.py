@@ -16,10 +16,11 @@ from pykern.plan import (
     with_reductions,
 )
 from pykern.plan.costs import by_device
+from pykern.plan.counts import require_lists
 from pykern.scale.cluster import Cluster
 from pykern.scale.job import Job
 from pykern.scale.mesh import Layout, Mesh
-from pykern.scale.transformer import BFLOAT16_BYTES, Part
+from pykern.scale.transformer import BFLOAT16_BYTES, Part, of_each
 from pykern.scale.work import sums_ns, works
 from pykern.schedules import by_name, require_named
 
@@ -114,8 +115,12 @@ def predict(
     timeline = simulate(plan, costs)
     ends_ns, reduction_ns = _reductions(job, mesh, timeline, parts)
     exposed_ns = max(0.0, ends_ns - timeline.makespan_ns)
-    sums, num_passes = [sums_ns(job, mesh, part) for part in parts], 2 + (job.recompute == "layer")
-    held = max(by_device(plan, [part.num_parameters / layout.tensor for part in parts]))
+    sums, num_passes = (
+        of_each(parts, lambda part: sums_ns(job, mesh, part)),
+        2 + (job.recompute == "layer"),
+    )
+    shares = of_each(parts, lambda part: part.num_parameters / layout.tensor)
+    held = max(by_device(plan, shares))
     owned = held / (layout.data if job.zero else 1)
     update_ns = owned * UPDATE_BYTES / cluster.gpu.memory_bytes_per_ns
     gather_ns = mesh.data_ring.all_gather_ns(held * PARAMETER_BYTES) if job.zero else 0.0
@@ -133,7 +138,7 @@ def predict(
         exposed_ns=exposed_ns,
         update_ns=update_ns,
         gather_ns=gather_ns,
-        memory_bytes=_memory_bytes(job, layout, plan, parts),
+        memory_bytes=memory_bytes(job, layout, plan, parts),
         flops_ratio=model_flops(job) / (layout.num_gpus * cluster.gpu.flops_per_ns * step_ns),
     )
 
@@ -210,6 +215,7 @@ def _costs(
 
 def _of_stages(slowdowns: Sequence[float], plan: Plan) -> list[float]:
     """By stage, the factor of its device: shards wait for the slowest, whose sums are as fast."""
+    require_lists(slowdowns=slowdowns)
     if not slowdowns:
         return [1.0] * plan.num_stages
     if len(slowdowns) != plan.num_devices:
@@ -254,12 +260,14 @@ def _reductions(job: Job, mesh: Mesh, timeline: Timeline, parts: list[Part]) -> 
     return last_ns, longest_ns
 
 
-def _memory_bytes(job: Job, layout: Layout, plan: Plan, parts: list[Part]) -> float:
+def memory_bytes(job: Job, layout: Layout, plan: Plan, parts: list[Part]) -> float:
+    """Parameters, gradients, optimizer and activations at their peak, on the fullest GPU."""
     moments = MOMENTS_BYTES / (layout.data if job.zero else 1)
     of_parameter = (PARAMETER_BYTES + GRADIENT_BYTES + moments) / layout.tensor
-    states = by_device(plan, [of_parameter * part.num_parameters for part in parts])
+    states = by_device(plan, of_each(parts, lambda part: of_parameter * part.num_parameters))
     of_shards = job.microbatch_tokens, layout.tensor, job.recompute, job.sequence_parallel
-    kept = peak_bytes(plan, Memory([part.activation_bytes(*of_shards) for part in parts]))
+    held = of_each(parts, lambda part: part.activation_bytes(*of_shards))
+    kept = peak_bytes(plan, Memory(held))
     # While a layer is computed again, all its activations are there.
     again = Part(job.model, int(job.recompute == "layer"), embeds=False, has_head=False)
     layer = again.activation_bytes(*of_shards[:2], sequence_parallel=job.sequence_parallel)

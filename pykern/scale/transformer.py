@@ -1,11 +1,13 @@
 """A GPT by its sizes: parameters, operations and activations of each stage."""
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, TypeVar
 
 from pykern.plan import require_counts
 
 Recomputed = Literal["none", "scores", "layer"]
+_T = TypeVar("_T")
 
 BFLOAT16_BYTES = 2
 FLOAT32_BYTES = 4
@@ -74,15 +76,24 @@ class Transformer:
                 f"{self.num_layers}"
             )
         least, more = divmod(self.num_layers, num_stages)
-        return [
-            Part(self, least + (stage < more), stage == 0, stage == num_stages - 1)
-            for stage in range(num_stages)
-        ]
+        if num_stages == 1:
+            return [Part(self, least, embeds=True, has_head=True)]
+        # Equal stages are one object: there may be as many as GPUs.
+        longer, shorter = (Part(self, least + one, False, False) for one in (1, 0))
+        inside = [longer if stage < more else shorter for stage in range(1, num_stages - 1)]
+        first = replace(longer if more else shorter, embeds=True)
+        return [first, *inside, replace(shorter, has_head=True)]
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the whole model."""
         return self.parts(1)[0].num_parameters
+
+
+def of_each(parts: Sequence["Part"], value: Callable[["Part"], _T]) -> list[_T]:
+    """A value of each stage, which is made once for all that are the same object."""
+    values = {key: value(part) for key, part in {id(part): part for part in parts}.items()}
+    return [values[id(part)] for part in parts]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pykern.scale.job import Job
 from pykern.scale.mesh import Mesh
-from pykern.scale.transformer import BFLOAT16_BYTES, Part
+from pykern.scale.transformer import BFLOAT16_BYTES, Part, of_each
 
 # All-reduces of a layer's shards in a forward, and again in a backward: Shoeybi et al.,
 # Megatron-LM, 2019, arXiv 1909.08053.
@@ -54,9 +54,10 @@ def works(
     job: Job, mesh: Mesh, parts: list[Part], slowdowns: Sequence[float] = ()
 ) -> list[StageWork]:
     """The work of each stage, whose kernels take so many times as long; 1 each by default."""
+    if not slowdowns:
+        return of_each(parts, lambda part: _work(job, mesh, part, 1.0))
     return [
-        _work(job, mesh, part, slowdown)
-        for part, slowdown in zip(parts, slowdowns or [1.0] * len(parts), strict=True)
+        _work(job, mesh, part, slowdown) for part, slowdown in zip(parts, slowdowns, strict=True)
     ]
 
 

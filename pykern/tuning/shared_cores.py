@@ -36,10 +36,12 @@ class _Shared:
     def __init__(self, plan: Plan, costs: Costs, speeds: Sequence[float]) -> None:
         self._plan, self._speeds, self._hop = plan, speeds, costs.transfer_ns
         self._times = _times(plan, costs)
-        self._actions = {action for row in plan.rows for action in row}
+        # Each look at a plan's rows makes objects of all of its actions.
+        self._rows = plan.rows
+        self._actions = {action for row in self._rows for action in row}
         self._next = [0] * plan.num_devices
         self._ends: dict[Action, float] = {}
-        self._spans: list[list[Span]] = [[] for _ in plan.rows]
+        self._spans: list[list[Span]] = [[] for _ in self._rows]
         self._now = self._work = 0.0
         # The running actions' ends on the clock of work, with their devices; and their start times.
         self._running: list[tuple[float, int]] = []
@@ -66,12 +68,12 @@ class _Shared:
         return Timeline(self._spans)
 
     def _begin(self, device: int) -> None:
-        action = self._plan.rows[device][self._next[device]]
+        action = self._rows[device][self._next[device]]
         self._began[device] = self._now
         heappush(self._running, (self._work + self._times[action.kind, action.stage], device))
 
     def _end(self, device: int) -> None:
-        action = self._plan.rows[device][self._next[device]]
+        action = self._rows[device][self._next[device]]
         self._spans[device].append(Span(action, self._began[device], self._now))
         self._ends[action] = self._now
         self._next[device] += 1
@@ -81,7 +83,7 @@ class _Shared:
     def _look(self) -> None:
         """Takes the waiting devices whose next action has its inputs."""
         for device in sorted(self._waiting):
-            row = self._plan.rows[device]
+            row = self._rows[device]
             if self._next[device] == len(row):
                 self._waiting.remove(device)
                 continue

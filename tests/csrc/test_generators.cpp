@@ -1,12 +1,15 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <random>
 #include <stdexcept>
 #include <vector>
 
 #include "plan/by_list.hpp"
 #include "plan/check.hpp"
 #include "plan/generate.hpp"
+#include "plan/slot_lane.hpp"
 #include "plan/updates.hpp"
 #include "plans.hpp"
 
@@ -42,4 +45,60 @@ TEST_CASE("updates stand where the delay puts them, and versions follow") {
     CHECK(weight_versions(at_once) == std::vector<int>{2, 1});
     CHECK(weight_versions(with_updates(order, 2, 2)) == std::vector<int>{1, 1});
     CHECK_THROWS_AS(with_updates(order, 1, 1), PlanError);
+}
+
+namespace {
+
+// The Ws that wait in front of each slot, and the peak, as a walk along all slots finds them.
+struct Walked {
+    std::vector<int> waiting;
+    int peak = 0;
+};
+
+Walked walked(const SlotLane& lane, std::size_t num_slots) {
+    Walked found;
+    int waiting = 0;
+    int in_flight = 0;
+    for (std::size_t slot = 0; slot < num_slots; ++slot) {
+        found.waiting.push_back(waiting);
+        const Action action = lane.at(slot);
+        if (action.kind == Kind::F) ++in_flight;
+        found.peak = std::max(found.peak, in_flight);
+        if (action.kind == Kind::I) ++waiting;
+        if (action.kind != Kind::W || waiting == 0) continue;
+        --waiting;
+        --in_flight;
+    }
+    return found;
+}
+
+}  // namespace
+
+TEST_CASE("the sums of a lane are those of a walk along its slots, also after moves") {
+    std::mt19937 random{7};
+    for (const std::size_t num_slots : {1, 5, 64, 65, 200, 700}) {
+        CAPTURE(num_slots);
+        SlotLane lane(num_slots);
+        std::size_t forwards = 0;
+        for (std::size_t slot = 0; slot < num_slots; ++slot) {
+            const auto choice = random() % 3;
+            if (choice == 0) lane.put(slot, make_action(Kind::F, 0, std::int64_t(forwards++)));
+            if (choice == 1 && forwards > 0) {
+                lane.put(slot, make_action(Kind::I, 0, std::int64_t(random() % forwards)));
+            }
+        }
+        lane.settle();
+        for (int tries = 0; tries < 300; ++tries) {
+            const Walked now = walked(lane, num_slots);
+            REQUIRE(lane.peak() == now.peak);
+            const std::size_t from = random() % num_slots;
+            const std::size_t to = random() % (from + 1);
+            REQUIRE(lane.is_idle(to) == (lane.is_free(to) && now.waiting[to] == 0));
+            if (lane.is_free(from) || !lane.is_free(to)) continue;
+            SlotLane moved = lane;
+            REQUIRE(moved.move(from, to, 1 << 20));
+            const int peak = walked(moved, num_slots).peak;
+            REQUIRE(lane.move(from, to, now.peak) == (peak <= now.peak));
+        }
+    }
 }

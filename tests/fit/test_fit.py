@@ -1,11 +1,14 @@
 """Levels that fit a budget."""
 
+from typing import Any, cast
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pykern import schedules
 from pykern.budget.fit import Fitted, fit
+from pykern.budget.fit_memory import most_held
 from pykern.budget.level_costs import (
     LevelCost,
     Rebuilt,
@@ -158,6 +161,30 @@ def test_what_does_not_fit_is_refused_by_value() -> None:
         r"recompute\(\) adds R",
     ):
         fit(plan.forward_only(), [STAGE] * 2, [10.0] * 2)
+
+
+class Looked:
+    """A plan that counts how often its rows are asked for, which makes objects of all actions."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.looks = plan, 0
+
+    @property
+    def rows(self) -> Any:
+        self.looks += 1
+        return self.plan.rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plan, name)
+
+
+def test_the_rows_of_a_plan_are_asked_for_a_few_times() -> None:
+    """They were asked for once in each round of the devices, which took the square of the plan."""
+    plan = schedules.one_f_one_b(3, 40)
+    levels = [StageLevel("ops")] * 3
+    looked = cast(Any, Looked(plan))
+    assert most_held(looked, [STAGE] * 3, levels) == most_held(plan, [STAGE] * 3, levels)
+    assert looked.looks <= 4
 
 
 def test_the_text_says_what_was_chosen() -> None:

@@ -1,11 +1,12 @@
 """Predictions against sums by hand, published counts and what must hold for any figures."""
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from pykern.plan import Kind, Plan
+from pykern.plan import Kind, Memory, Plan, peak_bytes
 from pykern.scale import (
     DGX_H100,
     Cluster,
@@ -19,6 +20,7 @@ from pykern.scale import (
     Ring,
     Transformer,
     best,
+    choose,
     layouts,
     predict,
 )
@@ -207,6 +209,43 @@ def test_a_pipeline_longer_than_the_model_gets_no_plan(monkeypatch: pytest.Monke
     monkeypatch.setitem(by_name, "gpipe", counting)
     assert best(Job(WIDE, batch=512), DGX_H100, 65_536, ("gpipe",), top=3)
     assert 0 < max(asked) <= WIDE.num_layers
+
+
+def test_of_what_is_too_large_no_large_plan_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of millions of actions were made and simulated, and did not fit."""
+    asked: list[int] = []
+    rule = by_name["one_f_one_b"]
+
+    def counting(num_devices: int, num_microbatches: int) -> Plan:
+        asked.append(num_devices * num_microbatches)
+        return rule(num_devices, num_microbatches)
+
+    monkeypatch.setitem(by_name, "one_f_one_b", counting)
+    job = Job(Transformer(4096, 8192, 4096, 32_000), batch=512)
+    assert best(job, DGX_H100, 4096, ("one_f_one_b",), top=3) == []
+    assert 0 < max(asked) < 1 << 19
+
+
+def test_small_plans_tell_of_large_ones_what_these_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, names = Job(WIDE, batch=64), [*(by_name.keys() - NOT_PREDICTED)]
+    usual = best(job, DGX_H100, 32, names, top=99)
+    monkeypatch.setattr(choose, "_LARGE", 1)
+    assert best(job, DGX_H100, 32, names, top=99) == usual
+
+
+@pytest.mark.parametrize("name", sorted(by_name.keys() - NOT_PREDICTED))
+def test_with_more_microbatches_than_devices_no_less_is_held(name: str) -> None:
+    for num_devices in (1, 2, 3, 4, 7, 8):
+        most: dict[int, list[float]] = {}
+        for count in range(1, 3 * num_devices + 2):
+            with suppress(ValueError):
+                plan = by_name[name](num_devices, count)
+                first, rest = plan.num_stages // 2, plan.num_stages - plan.num_stages // 2
+                shares = [[1.0] * plan.num_stages, [2.0] * first + [1.0] * rest]
+                most[count] = [max(peak_bytes(plan, Memory(share))) for share in shares]
+        for few in (count for count in most if count <= num_devices):
+            for held in (held for count, held in most.items() if count > few):
+                assert all(less <= more for less, more in zip(most[few], held, strict=True))
 
 
 def test_which_schedules_are_not_predicted_is_what_their_plans_say() -> None:
