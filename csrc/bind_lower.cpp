@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bind.hpp"
+#include "named.hpp"
 #include "plan/check_lowered.hpp"
 #include "plan/lower.hpp"
 #include "plan/text.hpp"
@@ -79,9 +80,10 @@ void bind_lower(py::module_& module) {
             },
             "How many slots each stage has, replica after replica.")
         .def(py::self == py::self);
-    module.def("lower", &lower, "plan"_a, "The plan with the copies between its devices.");
-    module.def("check_lowered", py::overload_cast<const LoweredPlan&>(&check), "lowered"_a,
-               "Proves that a plan can run with these copies, or raises PlanError.");
+    module.def("lower", named<"plan">(&lower), "plan"_a,
+               "The plan with the copies between its devices.");
+    module.def("check_lowered", named<"lowered">(py::overload_cast<const LoweredPlan&>(&check)),
+               "lowered"_a, "Proves that a plan can run with these copies, or raises PlanError.");
 }
 
 }  // namespace pykern

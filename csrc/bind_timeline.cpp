@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bind.hpp"
+#include "named.hpp"
 #include "plan/costs.hpp"
 #include "plan/explain.hpp"
 #include "plan/shades.hpp"
@@ -101,9 +102,12 @@ void bind_step(py::module_& module) {
         });
 }
 
+Span span_of(Action action, double start_ns, double end_ns) { return {action, start_ns, end_ns}; }
+
 void bind_span(py::module_& module) {
     py::class_<Span>(module, "Span", "One action with its start and end.")
-        .def(py::init<Action, double, double>(), "action"_a, "start_ns"_a, "end_ns"_a)
+        .def(py::init(named<"action", "start_ns", "end_ns">(&span_of)), "action"_a, "start_ns"_a,
+             "end_ns"_a)
         .def_readonly("action", &Span::action)
         .def_readonly("start_ns", &Span::start_ns)
         .def_readonly("end_ns", &Span::end_ns)
@@ -130,10 +134,10 @@ std::vector<Span> visible_of(const Timeline& self, int device, double origin_ns,
 
 void bind_rows(py::module_& module) {
     py::class_<Timeline>(module, "Timeline", "The times of actions, predicted or measured.")
-        .def(py::init<std::vector<std::vector<Span>>>(), "rows"_a)
+        .def(py::init(named<"rows">(&made<Timeline, std::vector<std::vector<Span>>>)), "rows"_a)
         .def_property_readonly("rows",
                                [](const Timeline& self) { return tuple_of_tuples(self.rows()); })
-        .def("spans_of", &spans_of, "kind"_a,
+        .def("spans_of", named<"self", "kind">(&spans_of), "kind"_a,
              "A row for each device with its spans of that kind alone: much faster than all rows "
              "where these are few.")
         .def_property_readonly("kinds", &kinds_of, "The kinds that occur, in their usual order.")
@@ -153,18 +157,14 @@ void bind_rows(py::module_& module) {
                                "its last end. It is the cost of the zero-bubble papers.")
         .def_property_readonly("span_bubble_ratio", &Timeline::span_bubble_ratio,
                                "Idle device time within span_ns divided by it, 0 to 1.")
-        .def(
-            "busy_ns",
-            [](const Timeline& self, int device) {
-                return self.busy_ns(in_range("device", device, self.num_devices()));
-            },
-            "device"_a, "Time in which the device computes.")
-        .def(
-            "peak_in_flight",
-            [](const Timeline& self, int device) {
-                return self.peak_in_flight(in_range("device", device, self.num_devices()));
-            },
-            "device"_a, "Most microbatches that the device holds at once, counted in chunks.")
+        .def("busy_ns", named<"self", "device">(+[](const Timeline& self, int device) {
+                 return self.busy_ns(in_range("device", device, self.num_devices()));
+             }),
+             "device"_a, "Time in which the device computes.")
+        .def("peak_in_flight", named<"self", "device">(+[](const Timeline& self, int device) {
+                 return self.peak_in_flight(in_range("device", device, self.num_devices()));
+             }),
+             "device"_a, "Most microbatches that the device holds at once, counted in chunks.")
         .def(py::self == py::self)
         .def(py::pickle(
             [](const Timeline& self) { return self.rows(); },
@@ -183,18 +183,26 @@ void bind_timeline(py::module_& module) {
     bind_bubble(module);
     bind_step(module);
     bind_shades(module);
-    module.def("simulate", &simulate, "plan"_a, "costs"_a,
+    module.def("simulate", named<"plan", "costs">(&simulate), "plan"_a, "costs"_a,
                "The timeline that a plan would take with these costs.");
-    constexpr auto kOfPlan = py::overload_cast<const Plan&, const Costs&>;
-    constexpr auto kOfStep = py::overload_cast<const Plan&, const Timeline&>;
-    module.def("bubbles", kOfPlan(&bubbles), "plan"_a, "costs"_a,
-               "Why each device idles in the simulated timeline.");
-    module.def("bubbles", kOfStep(&bubbles), "plan"_a, "measured"_a,
-               "Why each device idled in a step of the plan.");
-    module.def("critical_path", kOfPlan(&critical_path), "plan"_a, "costs"_a,
-               "The actions that decide the simulated makespan, from the start to the last end.");
-    module.def("critical_path", kOfStep(&critical_path), "plan"_a, "measured"_a,
-               "The actions that decided the makespan of a step of the plan.");
+    // pybind11 tries the second one with what the first does not take.
+    using OfPlan = Named<"plan", const Plan&>;
+    using OfStep = Named<"measured", const Timeline&>;
+    module.def(
+        "bubbles", [](OfPlan plan, const Costs& costs) { return bubbles(plan.value, costs); },
+        "plan"_a, "costs"_a, "Why each device idles in the simulated timeline.");
+    module.def(
+        "bubbles", [](OfPlan plan, OfStep step) { return bubbles(plan.value, step.value); },
+        "plan"_a, "measured"_a, "Why each device idled in a step of the plan.");
+    module.def(
+        "critical_path",
+        [](OfPlan plan, const Costs& costs) { return critical_path(plan.value, costs); }, "plan"_a,
+        "costs"_a,
+        "The actions that decide the simulated makespan, from the start to the last end.");
+    module.def(
+        "critical_path",
+        [](OfPlan plan, OfStep step) { return critical_path(plan.value, step.value); }, "plan"_a,
+        "measured"_a, "The actions that decided the makespan of a step of the plan.");
 }
 
 }  // namespace pykern
