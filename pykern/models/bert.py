@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..modes import same_numbers
-from ..plan import require_counts
-from .blocks import First, Head, OnFirst, OnPair, check_heads, check_rate, initialise
+from ..plan import require_counts, require_flags
+from .blocks import First, Head, OnFirst, OnPair, check_heads, check_rate, check_seed, initialise
 from .gpt import MLP, Attention, Embedding
 
 
@@ -73,14 +73,19 @@ def bert(  # noqa: PLR0913, PLR0917
         nothing, and the loss is to ignore them, as targets of -100.
 
     Raises:
+        TypeError: If an argument is of another type.
         ValueError: If a size is below 1, `heads` does not divide `width`, or `dropout` or `padding`
             is outside.
 
     Paper: J. Devlin et al., "BERT", NAACL 2019, arXiv 1810.04805, section 3.
     """
     require_counts(vocab=vocab, layers=layers, width=width, heads=heads, context=context)
+    require_flags(fused_loss=fused_loss)
     check_heads(width, heads)
     check_rate(dropout)
+    check_seed(seed)
+    if isinstance(padding, bool) or not isinstance(padding, int):
+        raise TypeError(f"padding must be an int, got {padding!r}")
     if not 0 <= padding < vocab:
         raise ValueError(f"padding must be a token, 0 <= padding < {vocab}, got {padding}")
     with same_numbers():

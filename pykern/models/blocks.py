@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..kernels.head_loss import LazyLogits
 from ..kernels.norm import NormKind, layer_norm, rms_norm
 from ..kernels.norm_linear import norm_linear
+from ..plan.counts import require_numbers
 
 Norm = nn.LayerNorm | nn.RMSNorm
 
@@ -99,9 +100,18 @@ def check_heads(width: int, heads: int) -> None:
 
 
 def check_rate(dropout: float) -> None:
-    """Raises ValueError if the rate of dropout is out of range."""
+    """Raises TypeError or ValueError if the rate of dropout is not a number in its range."""
+    require_numbers(dropout=dropout)
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+
+
+def check_seed(seed: int) -> None:
+    """Raises TypeError or ValueError if torch cannot be seeded so."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an int, got {seed!r}")
+    if not -(1 << 63) <= seed < 1 << 64:
+        raise ValueError(f"seed must be -2**63 to 2**64 - 1, got {seed}")
 
 
 def initialise(model: nn.Module, layers: int) -> None:

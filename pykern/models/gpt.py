@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ..kernels.activation_linear import gelu_linear
 from ..kernels.dropout import dropout as drop
 from ..modes import same_numbers
-from ..plan import require_counts
-from .blocks import Head, check_heads, check_rate, initialise, normed_linear
+from ..plan import require_counts, require_flags
+from .blocks import Head, check_heads, check_rate, check_seed, initialise, normed_linear
 
 
 class Embedding(nn.Module):
@@ -119,14 +119,17 @@ def gpt(  # noqa: PLR0913, PLR0917
         The model, from int64 ids [batch, seq] to float32 logits [batch, seq, vocab].
 
     Raises:
+        TypeError: If an argument is of another type.
         ValueError: If a size is below 1, `heads` does not divide `width`, or `dropout` is outside.
 
     Paper: A. Radford et al., "Language Models are Unsupervised Multitask Learners", 2019 (GPT-2);
         initialisation from section 2.3.
     """
     require_counts(vocab=vocab, layers=layers, width=width, heads=heads, context=context)
+    require_flags(tied=tied, fused_loss=fused_loss)
     check_heads(width, heads)
     check_rate(dropout)
+    check_seed(seed)
     with same_numbers():
         torch.manual_seed(seed)
         embedding = Embedding(vocab, width, context, dropout)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from ..kernels.activation_linear import gated_linear
 from ..kernels.rope import rope
 from ..modes import same_numbers
-from ..plan import require_counts
-from .blocks import Head, check_heads, initialise, normed_linear
+from ..plan import require_counts, require_flags
+from ..plan.counts import require_numbers
+from .blocks import Head, check_heads, check_seed, initialise, normed_linear
 
 EPS = 1e-5
 
@@ -92,6 +93,7 @@ def llama(  # noqa: PLR0913, PLR0917
         The model, from int64 ids [batch, seq] to float32 logits [batch, seq, vocab].
 
     Raises:
+        TypeError: If an argument is of another type.
         ValueError: If a size is below 1, one does not divide another that it must, or `base` is
             outside.
 
@@ -100,7 +102,9 @@ def llama(  # noqa: PLR0913, PLR0917
     """
     require_counts(vocab=vocab, layers=layers, width=width)
     require_counts(heads=heads, kv_heads=kv_heads, hidden=hidden)
+    require_flags(fused_loss=fused_loss)
     check_attention(width, heads, kv_heads, base)
+    check_seed(seed)
     with same_numbers():
         torch.manual_seed(seed)
         halves: list[nn.Module] = []
@@ -113,7 +117,8 @@ def llama(  # noqa: PLR0913, PLR0917
 
 
 def check_attention(width: int, heads: int, kv_heads: int, base: float) -> None:
-    """Raises ValueError if rotary attention cannot have these sizes."""
+    """Raises TypeError or ValueError if rotary attention cannot have these sizes."""
+    require_numbers(base=base)
     check_heads(width, heads)
     if width // heads % 2:
         raise ValueError(f"width / heads must be even, got {width // heads}")

@@ -15,8 +15,9 @@ from ..kernels.experts import experts
 from ..kernels.head_loss import LazyLogits
 from ..kernels.routing import balance_loss, route
 from ..modes import same_numbers
-from ..plan import require_counts
-from .blocks import Head, OnFirst, OnPair, initialise, normed
+from ..plan import require_counts, require_flags
+from ..plan.counts import require_numbers
+from .blocks import Head, OnFirst, OnPair, check_seed, initialise, normed
 from .llama import EPS, RotaryAttention, check_attention
 
 # The input and output of layers: x [batch, seq, width], and a scalar, the sum of balance losses.
@@ -106,6 +107,7 @@ def moe(  # noqa: PLR0913, PLR0917
         training, logits and the sum of balance losses.
 
     Raises:
+        TypeError: If an argument is of another type.
         ValueError: If a size is below 1, or one does not divide or exceeds another that it must
             not.
 
@@ -114,7 +116,9 @@ def moe(  # noqa: PLR0913, PLR0917
     """
     require_counts(vocab=vocab, layers=layers, width=width, heads=heads, kv_heads=kv_heads)
     require_counts(hidden=hidden, num_experts=num_experts, num_chosen=num_chosen)
+    require_flags(fused_loss=fused_loss)
     check_attention(width, heads, kv_heads, base)
+    check_seed(seed)
     for name, size in {"width": width, "hidden": hidden}.items():
         if size % 8:
             raise ValueError(f"{name} must be a multiple of 8, got {size}")
@@ -142,7 +146,13 @@ def with_balance(
     Args:
         loss_fn: Called with logits, or `LazyLogits`, and target.
         coefficient: Factor of the sum of balance losses; 0.01 in the paper.
+
+    Raises:
+        TypeError: If the loss is not callable, or the factor not a number.
     """
+    if not callable(loss_fn):
+        raise TypeError(f"loss_fn must be callable, got {loss_fn!r}. Give a function of the logits")
+    require_numbers(coefficient=coefficient)
 
     def loss(output: tuple[Any, Tensor], target: Tensor) -> Tensor:
         logits, balance = output

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..columns import counted, in_columns
-from ..plan import require_counts
+from ..plan.counts import require_counts, require_lists
 from ..tensors.parameters import num_values
 from .bottleneck import Limit, balanced_ends, ends_for_speeds, spans_of
 from .profile import bytes_held, costs_of_layers
@@ -130,11 +130,12 @@ def partition(
         The stages with their costs; a given list reports its cost in parameters.
 
     Raises:
-        TypeError: If `layers` is not a chain of modules or a count is not an integer.
+        TypeError: If `layers` is not a chain of modules, or a count or speed is not a number.
         ValueError: If there are fewer layers than stages, the balance is unknown or does not fit
             the model, a parameter has no shape yet, `sample` is missing or superfluous, or no cut
             keeps the memory.
     """
+    require_lists(speeds=speeds, memory=memory)
     named = as_chain(layers)
     # A reader knows a layer by its own name, or by its type if the name is a number.
     chain = [(type(each).__name__ if name.isdigit() else name, each) for name, each in named]

@@ -36,6 +36,22 @@ def changed(costs: Costs, **values: Any) -> Costs:
     return Costs(**({name: getattr(costs, name) for name in COSTS} | values))
 
 
+def require_costs_or_function(costs: object) -> None:
+    """Raises TypeError unless these are costs, or a function that may make them."""
+    if not (isinstance(costs, Costs) or callable(costs)):
+        raise TypeError(
+            f"costs must be Costs, or a function from a number of stages to Costs, got {costs!r}. "
+            "Give pykern.plan.Costs(forward_ns, backward_ns)"
+        )
+
+
+def require_made_costs(made: object) -> Costs:
+    """The result of a function; raises TypeError unless these are costs."""
+    if not isinstance(made, Costs):
+        raise TypeError(f"costs must return Costs for a number of stages, got {made!r}")
+    return made
+
+
 def each(value: float | list[float], count: int) -> list[float]:
     """The value of each stage, or device, where one number stands for all."""
     return list(value) if isinstance(value, list) else [value] * count

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykern.plan import Action, Costs, Kind, Plan, Span, Timeline, require_counts, simulate
+from pykern.plan.counts import require_numbers
 from pykern.plan.files.transfers import in_slots
 from pykern.plan.inputs import GRADIENTS, inputs
 
@@ -71,6 +72,7 @@ def jitter(
             of the model, or costs and plan do not fit.
     """
     require_counts(num_steps=num_steps, pipelines=pipelines)
+    require_numbers(variation=variation)
     if not 0 <= variation <= 10:
         raise ValueError(
             f"variation must be 0 to 10, got {variation}. 0.1 is a tenth of an action's time"

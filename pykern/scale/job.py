@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from pykern.one_of import require_one_of
-from pykern.plan import require_counts
+from pykern.plan import require_counts, require_flags
 from pykern.scale.transformer import Recomputed, Transformer
 
 
@@ -22,7 +22,7 @@ class Job:
         overlap_sums: Sums of a backward within a stage run beside products for weight gradients.
 
     Raises:
-        TypeError: A count is not an int.
+        TypeError: A count is not an int, the model not a `Transformer`, or a flag not a bool.
         ValueError: A count is below 1, or zero or recompute is something else.
     """
 
@@ -35,7 +35,13 @@ class Job:
     overlap_sums: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, Transformer):
+            raise TypeError(
+                f"model must be a Transformer, got {self.model!r}. Give "
+                "pykern.scale.Transformer(num_layers, width, sequence, vocabulary)"
+            )
         require_counts(batch=self.batch, microbatch=self.microbatch)
+        require_flags(sequence_parallel=self.sequence_parallel, overlap_sums=self.overlap_sums)
         if self.zero not in (0, 1):
             raise ValueError(
                 f"zero must be 0 or 1, got {self.zero}. Stages 2 and 3 would send gradients or "

@@ -28,7 +28,7 @@ class Mesh:
     """A layout on a cluster. A pipeline with all its shards stays together, and shards closest.
 
     Raises:
-        TypeError: A number of the layout is not an int.
+        TypeError: A number of the layout is not an int, or the layout or cluster is something else.
         ValueError: One is below 1, or boxes would be filled unevenly.
     """
 
@@ -36,6 +36,12 @@ class Mesh:
     layout: Layout
 
     def __post_init__(self) -> None:
+        for name, kind in (("cluster", Cluster), ("layout", Layout)):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(
+                    f"{name} must be a {kind.__name__}, got {getattr(self, name)!r}. Give one of "
+                    "pykern.scale"
+                )
         require_counts(**self.layout._asdict())
         size, box = self.layout.tensor * self.layout.pipeline, self.cluster.box_size
         if box % self.layout.tensor:

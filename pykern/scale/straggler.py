@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from pykern.plan.counts import require_numbers
 from pykern.scale.cluster import Cluster
 from pykern.scale.job import Job
-from pykern.scale.mesh import Layout
+from pykern.scale.mesh import Layout, Mesh
 from pykern.scale.predict import predict
 
 
@@ -49,7 +50,8 @@ def straggler(
     Raises:
         ValueError: As from `predict`, or the slowdown is below 1.
     """
-    places = range(layout.pipeline)
+    require_numbers(slowdown=slowdown)
+    places = range(Mesh(cluster, layout).layout.pipeline)
     return Straggler(
         predict(job, cluster, layout, schedule).step_ns,
         tuple(

@@ -6,7 +6,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from ..plan import Kind, Placement, Plan
+from ..plan import Kind, Placement, Plan, require_counts
 from ..schedules import by_name
 
 # The most numbers of chunks per device that are tried: all of them, or this many spread evenly.
@@ -22,6 +22,7 @@ def placements(num_devices: int, max_chunks: int) -> Iterator[Placement]:
 
     The stages go round and round the devices, or down the devices and back up.
     """
+    require_counts(num_devices=num_devices, max_chunks=max_chunks)
     counts = _spread(range(1, max_chunks + 1), MOST_COUNTS)
     for chunks in counts:
         yield Placement.looped(num_devices, chunks)
@@ -33,6 +34,7 @@ def placements(num_devices: int, max_chunks: int) -> Iterator[Placement]:
 
 def wave_of(num_devices: int, num_chunks: int) -> Placement:
     """A placement down the devices and back up, in `num_chunks` passes; the number may be odd."""
+    require_counts(num_devices=num_devices, num_chunks=num_chunks)
     down = list(range(num_devices))
     passes = [down if chunk % 2 == 0 else down[::-1] for chunk in range(num_chunks)]
     return Placement(num_devices, [device for stages in passes for device in stages])
@@ -54,6 +56,9 @@ def published(num_devices: int, num_microbatches: int, max_chunks: int) -> dict[
     Only synchronous schedules with one replica and unsliced microbatches are included. Overlapped
     pairs run one after the other, since the costs do not tell the gain of an overlap.
     """
+    require_counts(
+        num_devices=num_devices, num_microbatches=num_microbatches, max_chunks=max_chunks
+    )
     plans: dict[str, Plan] = {}
     alike: dict[tuple[int, int], list[Plan]] = {}
     for name, rule in by_name.items():

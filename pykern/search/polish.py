@@ -15,6 +15,7 @@ from .._C import Candidate
 from .._C import search as _search
 from ..plan import Action, Kind, Memory, Plan, simulate
 from ..plan.costs import TIME_OF
+from ..plan.counts import require_numbers
 from .search import Found
 
 if TYPE_CHECKING:
@@ -44,12 +45,16 @@ def polish(found: Found, seconds: float) -> Found:
 
     Raises:
         ImportError: OR-tools is not installed.
+        TypeError: `found` is another's result, or the time is not a number.
         ValueError: The time is not above 0, or activations differ between stages.
     """
-    from ortools.sat.python import cp_model  # noqa: PLC0415 - an extra
-
+    if not isinstance(found, Found):
+        raise TypeError(f"found must be the result of pykern.search.auto, got {found!r}")
+    require_numbers(seconds=seconds)
     if not seconds > 0:
         raise ValueError(f"seconds must be above 0, got {seconds}")
+    from ortools.sat.python import cp_model  # noqa: PLC0415 - an extra
+
     model = _Model(found, cp_model.CpModel())
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds

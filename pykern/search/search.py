@@ -14,7 +14,7 @@ from .._C import search as _search
 from ..columns import counted
 from ..one_of import require_one_of
 from ..plan import Costs, Kind, Memory, Placement, Plan, peak_bytes, require_counts, simulate
-from ..plan.costs import changed
+from ..plan.costs import changed, require_costs_or_function, require_made_costs
 from ..plan.counts import one_for_each, require_numbers
 from ..plan.halves import forwards_first
 from .catalogue import placement_name, placements, published
@@ -142,7 +142,8 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
         The plan with its makespan, a proven lower bound, its memory, and the schedules it beat.
 
     Raises:
-        TypeError: A count is not an int, or `memory` or `budget_ms` is not a number.
+        TypeError: A count is not an int, `costs` are not Costs or a function that makes them, or
+            `memory`, `kept` or `budget_ms` is not a number.
         ValueError: A number is out of range, no plan has as many stages as the costs, a time that
             every plan needs is not known, or no plan fits in the memory.
     """
@@ -150,6 +151,8 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
         num_devices=num_devices, num_microbatches=num_microbatches, max_chunks=max_chunks
     )
     _require_searchable(num_devices * max_chunks * num_microbatches)
+    require_costs_or_function(costs)
+    require_numbers(kept=kept)
     if not 0 <= kept <= 1:
         raise ValueError(f"kept must be 0 to 1, got {kept}")
     if not (isinstance(seed, Integral) and 0 <= seed < 1 << 64):
@@ -237,7 +240,8 @@ def _candidate(placement: Placement, costs: CostsOf, kept: float, outside: bool)
     activation = 1 / num_chunks
     held = Memory(activation, kept * activation)
     if not isinstance(costs, Costs):
-        return Candidate(placement, costs(placement.num_stages), held, outside)
+        made = require_made_costs(costs(placement.num_stages))
+        return Candidate(placement, made, held, outside)
     of_stages = _stage_lists(costs)
     own = costs if of_stages else _share(costs, num_chunks)
     return Candidate(placement, own, held, outside)

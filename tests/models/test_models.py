@@ -2,14 +2,21 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from pykern.kernels.levels import keeping
-from pykern.models import bert, llama, moe
+from pykern.models import bert, gpt, llama, moe
+from pykern.models.moe import with_balance
 from tests.models.cases import LENGTH, MODELS, VOCAB, answer, case
 from tests.models.plain import plain
+
+MAKERS: tuple[Any, ...] = (gpt, bert, llama, moe)
+WRONG: Any = "x"
+NOTHING: Any = None
+LIST: Any = [1]
 
 
 @pytest.mark.parametrize("fused_loss", [False, True])
@@ -153,3 +160,36 @@ def test_balance_is_in_the_loss_of_training_only():
 def test_impossible_sizes_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gpt(dropout=WRONG), "dropout must be a number, got 'x'"),
+        (lambda: gpt(tied=WRONG), "tied must be True or False, got 'x'"),
+        (lambda: bert(dropout=NOTHING), "dropout must be a number, got None"),
+        (lambda: bert(padding=WRONG), "padding must be an int, got 'x'"),
+        (lambda: llama(base=WRONG), "base must be a number, got 'x'"),
+        (lambda: moe(base=LIST), r"base must be a number, got \[1\]"),
+        (lambda: with_balance(WRONG), "loss_fn must be callable, got 'x'"),
+        (lambda: with_balance(torch.add, WRONG), "coefficient must be a number, got 'x'"),
+        *(
+            (lambda make=make: make(seed=WRONG), "seed must be an int, got 'x'")
+            for make in (gpt, bert, llama, moe)
+        ),
+        *(
+            (lambda make=make: make(fused_loss=1), "fused_loss must be True or")
+            for make in (gpt, bert, llama, moe)
+        ),
+    ],
+)
+def test_wrong_types_are_refused(make, message):
+    """Python's words and torch's came."""
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("seed", [1 << 64, -(1 << 63) - 1])
+def test_seeds_that_torch_does_not_take_are_refused(seed):
+    with pytest.raises(ValueError, match=r"seed must be -2\*\*63 to 2\*\*64 - 1, got "):
+        gpt(seed=seed)

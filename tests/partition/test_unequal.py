@@ -190,3 +190,13 @@ def test_wrong_arguments_are_refused() -> None:
             loss_fn=nn.functional.mse_loss,
             devices=["cpu", pykern.Device("cpu", speed=0.5)],
         )
+
+
+@pytest.mark.parametrize("name", ["speeds", "memory"])
+@pytest.mark.parametrize(
+    ("given", "rule"), [("x", "a list of numbers or None, got 'x'"), (["x", 1], "a number, got")]
+)
+def test_speeds_and_memory_of_wrong_types_are_refused(name: str, given: Any, rule: str) -> None:
+    """One letter was taken for the equal speed of all stages."""
+    with pytest.raises(TypeError, match=f"{name} must be {rule}"):
+        partition([nn.Identity(), nn.Identity()], 2, "layers", **{name: given})

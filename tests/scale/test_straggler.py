@@ -1,12 +1,15 @@
 """The cost of a slow GPU, against sums by hand and bounds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
 from pykern.scale import DGX_H100, Job, Layout, Straggler, Transformer, predict, straggler
 
+WRONG = cast(Any, "x")
 JOB = Job(Transformer(num_layers=8, width=512, sequence=128, vocabulary=1000), batch=64)
 
 
@@ -58,3 +61,22 @@ def test_a_factor_below_1_is_refused(slowdown: float) -> None:
 def test_each_device_has_a_factor(slowdowns: Sequence[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         predict(JOB, DGX_H100, Layout(1, 1, 2), "gpipe", slowdowns)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Job(WRONG, 1), "model must be a Transformer, got 'x'"),
+        (lambda: replace(JOB, overlap_sums=WRONG), "overlap_sums must be True or False, got 'x'"),
+        (lambda: predict(JOB, DGX_H100, WRONG, "gpipe"), "layout must be a Layout, got 'x'"),
+        (lambda: predict(JOB, WRONG, Layout(1, 1, 1), "gpipe"), "cluster must be a Cluster, got"),
+        (lambda: predict(JOB, DGX_H100, Layout(1, 1, 1), "gpipe", WRONG), "slowdowns must be a li"),
+        (
+            lambda: straggler(JOB, DGX_H100, Layout(1, 1, 1), "gpipe", WRONG),
+            "slowdown must be a number, got 'x'",
+        ),
+    ],
+)
+def test_wrong_types_are_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        call()

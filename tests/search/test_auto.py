@@ -9,8 +9,11 @@ from pykern import _C
 from pykern.plan import Costs, Kind, Memory, Placement, check, peak_bytes, simulate
 from pykern.schedules import one_f_one_b
 from pykern.search import auto, placement_name, placements, published, wave_of
+from pykern.search.polish import polish
 
 MEASURED = Costs(18.522, 27.423, 0.601, input_ns=18.086, weight_ns=9.337)
+WRONG: Any = "x"
+MAKES_NUMBERS: Any = lambda _: 3  # noqa: E731 - of no type that is right
 CASES = list(itertools.product([2, 3, 4], [3, 8, 13], [0.5, 0.75, 1.0, 3.0]))
 
 
@@ -214,6 +217,24 @@ def test_a_budget_that_is_no_number_is_refused():
     arguments: dict[str, Any] = {"budget_ms": "3"}
     with pytest.raises(TypeError, match="budget_ms must be a number, got '3'"):
         auto(4, 8, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: auto(2, 2, costs=WRONG), "costs must be Costs, or a function from .*, got 'x'"),
+        (lambda: auto(2, 2, costs=MAKES_NUMBERS), "costs must return Costs for a number .*, got 3"),
+        (lambda: auto(2, 2, kept=WRONG), "kept must be a number, got 'x'"),
+        (lambda: polish(WRONG, 1), "found must be the result of pykern.search.auto, got 'x'"),
+        (lambda: list(placements(WRONG, 1)), "num_devices must be an int, got 'x'"),
+        (lambda: published(2, WRONG, 1), "num_microbatches must be an int, got 'x'"),
+        (lambda: wave_of(2, WRONG), "num_chunks must be an int, got 'x'"),
+    ],
+)
+def test_wrong_types_are_refused(call, message):
+    """Errors of Python and pybind11 came."""
+    with pytest.raises(TypeError, match=message):
+        call()
 
 
 @pytest.mark.parametrize("num_stages", [2, 4, 6])
