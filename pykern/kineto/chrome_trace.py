@@ -94,7 +94,7 @@ def _complete(entries: list[Any]) -> Iterator[TraceEvent]:
             )
         # Flows, names of threads and marks have no duration.
         if entry.get("ph") == "X":
-            start, duration = _us(entry, "ts"), _us(entry, "dur")
+            start, duration = _us(entry, "ts"), _us(entry, "dur", least=0)
             yield TraceEvent(
                 str(entry.get("cat")),
                 str(entry["name"]),
@@ -107,11 +107,12 @@ def _complete(entries: list[Any]) -> Iterator[TraceEvent]:
             )
 
 
-def _us(entry: Mapping[str, Any], key: str) -> float:
+def _us(entry: Mapping[str, Any], key: str, least: float = -_MOST_US) -> float:
     us = entry[key]
-    if isinstance(us, bool) or not isinstance(us, int | float) or not abs(us) <= _MOST_US:
+    if isinstance(us, bool) or not isinstance(us, int | float) or not least <= us <= _MOST_US:
+        rule = "up to 1e18" if least else "from 0 up to 1e18"
         raise ValueError(
-            f"{key} of event {shown(entry.get('name'))} must be a number up to 1e18, got "
+            f"{key} of event {shown(entry.get('name'))} must be a number {rule}, got "
             f"{shown(us)}. Export it anew"
         )
     return float(us)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ..profiling import Report
+from ..recorded.naming import naming
 from ..recorded.profile import profile_of
 from .chrome_trace import events_of
 from .ranges import steps_of
@@ -29,4 +30,6 @@ def read(path: str | os.PathLike[str]) -> Report:
         OSError: the file cannot be read.
         ValueError: the file is not a trace, or lacks a step of a pipeline of pykern.
     """
-    return profile_of(steps_of(events_of(path)), os.fspath(path), _REMEDY)
+    events = events_of(path)
+    with naming(path):
+        return profile_of(steps_of(events), os.fspath(path), _REMEDY)

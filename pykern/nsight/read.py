@@ -6,6 +6,7 @@ import os
 import sqlite3
 
 from ..profiling import Report
+from ..recorded.naming import naming
 from ..recorded.profile import profile_of
 from .export import tables_of
 from .tables import num_cores, steps_of
@@ -25,7 +26,7 @@ def read(path: str | os.PathLike[str]) -> Report:
         OSError: the file cannot be read.
         ValueError: the file is not a report, or lacks a step of a pipeline of pykern.
     """
-    with tables_of(path) as tables:
+    with naming(path), tables_of(path) as tables:
         try:
             steps, cores = steps_of(tables), num_cores(tables)
         except sqlite3.DatabaseError as error:
@@ -33,5 +34,5 @@ def read(path: str | os.PathLike[str]) -> Report:
                 f"the report must have the tables of Nsight Systems, got {os.fspath(path)}: "
                 f"{error}. Export it anew: nsys export --type sqlite"
             ) from error
-    remedy = "Record with --trace=nvtx, and without a graph of the whole step"
-    return profile_of(steps, os.fspath(path), remedy, cores)
+        remedy = "Record with --trace=nvtx, and without a graph of the whole step"
+        return profile_of(steps, os.fspath(path), remedy, cores)

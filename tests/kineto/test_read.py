@@ -247,3 +247,16 @@ def test_the_command_has_a_help():
     assert "Read a trace of torch.profiler back" in done.output
     for option in ("--html", "--trace", "RECORDING"):
         assert option in done.output
+
+
+def test_errors_behind_the_events_name_the_file(tmp_path):
+    """Times of a timeline, and names of actions, were refused without the file's name."""
+    trace = Trace()
+    trace.range("step", 0, 100)
+    trace.range("F s0 mb0 dev0", 20, 10)
+    with pytest.raises(ValueError, match=r"back\.json: dur of event 'pykern F s0 mb0 dev0' must"):
+        read(trace.save(tmp_path / "back.json"))
+    trace.events.pop()
+    trace.range("X s0 mb0 dev0", 10, 20)
+    with pytest.raises(ValueError, match=r"other\.json: the recording must name the actions"):
+        read(trace.save(tmp_path / "other.json"))
