@@ -37,6 +37,9 @@ class OperationTimes(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls the operation."""
+        result = self.in_parts(func, types, args, kwargs)
+        if result is not NotImplemented:
+            return result
         result = call_in_mode(func, args, kwargs or {})
         if not func.is_view:
             tensors = all_tensors((args, kwargs, result))

@@ -26,6 +26,9 @@ class CountedFlops(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls the operation."""
+        result = self.in_parts(func, types, args, kwargs)
+        if result is not NotImplemented:
+            return result
         result = call_in_mode(func, args, kwargs or {})
         self.total += flops_of(func, args, kwargs, result)
         return result

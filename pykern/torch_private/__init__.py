@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import _pop_mode as pop_function_mode
 from torch.overrides import _push_mode as push_function_mode
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .dispatch import DispatchMode, call_in_mode
 from .intercepting import (
     Interceptor,
     Operation,
@@ -109,44 +110,6 @@ def _engine() -> Callable[..., object]:
 # `torch.autograd.backward` without its checks in Python, for gradients that have the shapes and
 # types of their outputs: `run_backward(outputs, gradients, *WHOLE)`, with two tuples.
 run_backward = _engine()
-
-
-# The keys by which torch comes to modes, which it includes while there are any.
-_KEYS_OF_MODES: list[Any] = [
-    torch._C._parse_dispatch_key(key) for key in ("Python", "PythonTLSSnapshot")
-]
-
-
-class DispatchMode(TorchDispatchMode):
-    """A mode for operations, under which torch does not load its compiler.
-
-    Loading takes a second in the first operation, which may run on a worker. An interrupt would
-    leave the compiler half imported.
-    """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-
-def call_in_mode(func: Any, args: Any, kwargs: Any) -> Any:
-    """Calls an operation that a dispatch mode has been given, as it runs without the mode.
-
-    In inference mode, modes are given composite operations, such as dropout or einsum. For what
-    these call, torch would leave out autocast and the interceptors of random draws.
-    """
-    is_composite = torch.is_inference_mode_enabled() and (
-        func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-        # Such a kernel is around this call, and makes its result a view.
-        and not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.ADInplaceOrView)
-    )
-    if not is_composite:
-        return func(*args, **kwargs)
-    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
-        if torch._C._len_torch_dispatch_stack() == 0:
-            for key in _KEYS_OF_MODES:
-                torch._C._dispatch_tls_set_dispatch_key_included(key, False)
-        return func(*args, **kwargs)
 
 
 def version_of(tensor: Tensor) -> int:
