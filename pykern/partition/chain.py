@@ -125,6 +125,10 @@ class RecordedChain:
         """Sets the function to call before a forward runs to be recorded."""
         self._traced.before_recording = settle
 
+    def why_not_at(self, layer: int) -> str | None:
+        """The reason why no stage can begin with a layer, by its number; None where one can."""
+        return self._traced.why_not_at(layer)
+
     def forget(self) -> None:
         """Forgets recorded forwards, because modules have changed; they are recorded again."""
         self._traced.forget()

@@ -29,8 +29,9 @@ def explain_cut(
 
     Each line names a module, or a parameter that the forward itself uses, with its number of
     parameters. It has the tensors and bytes that cross if a stage begins there, for a microbatch
-    like the sample. Below are modules that cannot be looked into, and why. Where the model cannot
-    be cut at all, the report is the reason.
+    like the sample. Below are places where a cut would be refused, with two stages, and modules
+    that cannot be looked into, and why. Where the model cannot be cut at all, the report is the
+    reason.
 
     Args:
         model: with a forward of its own.
@@ -46,17 +47,26 @@ def explain_cut(
     rows = [("a stage can begin with", "parameters", "tensors", "bytes that cross")]
     with Untouched(model, ()).kept(), as_before():
         rows += _places(chain, sample)
-    return "\n".join([in_columns(rows, left=0), *_wholes(model, chain)])
+    return "\n".join([in_columns(rows, left=0), *_refused(chain), *_wholes(model, chain)])
 
 
 def _places(chain: RecordedChain, sample: Any) -> Iterator[tuple[str, str, str, str]]:
     value: Any = chain.first_input(sample)
-    for name, layer in chain.layers.items():
+    for number, (name, layer) in enumerate(chain.layers.items()):
         tensors = all_tensors(value)
         num_bytes = sum(map(all_bytes, tensors))
         size = sum(map(num_values, layer.parameters()))
-        yield name, f"{size:,}", f"{len(tensors)}", f"{num_bytes:,}"
+        if chain.why_not_at(number) is None:
+            yield name, f"{size:,}", f"{len(tensors)}", f"{num_bytes:,}"
         value = layer(value)
+
+
+def _refused(chain: RecordedChain) -> Iterator[str]:
+    """The places where a cut would be refused, such as between a write and a use of a view."""
+    for number, name in enumerate(chain.layers):
+        reason = chain.why_not_at(number)
+        if reason is not None:
+            yield f"no stage can begin with {name}: {reason}"
 
 
 def _wholes(model: nn.Module, chain: RecordedChain) -> Iterator[str]:

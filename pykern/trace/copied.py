@@ -46,10 +46,10 @@ def copied(
                 # A view is one of one value, which the next stages have from elsewhere.
                 unseen.update(come[1:], [base] if users[base][-1] > stage else [])
             if unseen:
-                whose = "a tensor of an earlier stage" if base in makers else "an argument"
+                whose = f"a tensor of stage {makers[base]}" if base in makers else "an argument"
                 raise CutError(
-                    f"{tape.instructions[number].where} writes into {whose} of which a view is "
-                    "used as well. Cut elsewhere, or write into a copy"
+                    f"{tape.instructions[number].where}, in stage {stage}, writes into {whose} of "
+                    "which a view is used as well. Cut elsewhere, or write into a copy"
                 )
             found.add(base)
     return sorted(found)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..once import once
-from .copied import copied
-from .errors import CutError
+from .between import Between
 from .routes import BATCH, Direct, Routes, everywhere
 from .tape import Instruction, Tape
 from .values import Here, Ref, builder, refs_in
@@ -148,6 +145,7 @@ class CutTape:
         pieces: in order, each a function.
         copied: by piece, the values that its stage writes and that are not the stage's own; all
             in the first piece of the stage.
+        pieces_of: gives the numbers of a stage's pieces.
         output: gives what the model returns.
         inputs: numbers of the tensors among the forward's arguments that any piece needs.
         ways: for the batch and then each stage, which values go to the next stage, and which to
@@ -168,19 +166,11 @@ class CutTape:
         self.tape = tape
         self.ends = ends
         self._stage_of = stage_of
-        self._pieces = [tape.instructions[start:end] for start, end in pairwise([0, *ends])]
-        self._piece_of = {
-            value: piece
-            for piece, inside in enumerate(self._pieces)
-            for instruction in inside
-            for value in instruction.makes
-        }
-        self._refuse_crossings()
-        users = self._users()
-        self._refuse_buffers(users)
-        self.inputs = sorted(users.keys() - self._piece_of.keys())
+        between = Between(tape, ends, stage_of)
+        self.pieces_of, self._pieces = between.pieces_of, between.pieces
+        users, makers = between.users, between.makers
+        self.inputs = sorted(users.keys() - makers.keys())
         num_stages = stage_of[-1] + 1
-        makers = {value: stage_of[piece] for value, piece in self._piece_of.items()}
         routes = Routes(
             num_stages,
             users,
@@ -190,11 +180,8 @@ class CutTape:
         )
         self.ways = [(routes.near(s), routes.farther(s)) for s in range(BATCH, num_stages)]
         self.copied: list[list[int]] = [[] for _ in self._pieces]
-        for stage in range(num_stages):
-            pieces = self.pieces_of(stage)
-            first, last = pieces[0], pieces[-1]
-            span = range(ends[first - 1] if first else 0, ends[last])
-            self.copied[first] = copied(tape, span, stage, makers, users)
+        for stage, values in enumerate(between.copied):
+            self.copied[self.pieces_of(stage)[0]] = values
         self.output = _output_of(tape)
         self.pieces = list(self._cut(routes))[::-1]
 
@@ -203,48 +190,9 @@ class CutTape:
         """By stage, all of its instructions as one function."""
         return [WholeStage(self, stage) for stage in range(len(self.ways) - 1)]
 
-    def pieces_of(self, stage: int) -> list[int]:
-        """The numbers of a stage's pieces."""
-        return [piece for piece, where in enumerate(self._stage_of) if where == stage]
-
     def instructions_of(self, piece: int) -> Sequence[Instruction]:
         """The instructions of a piece, in order."""
         return self._pieces[piece]
-
-    def _refuse_crossings(self) -> None:
-        """Refuses tensors that pass from stage to stage beside the arguments of modules."""
-        for crossing in self.tape.crossings:
-            maker, reader = (
-                self._stage_of[bisect_right(self.ends, number)]
-                for number in (crossing.maker, crossing.reader)
-            )
-            if maker != reader:
-                raise CutError(
-                    f"{crossing.text}, in stages {reader} and {maker}, which hand over arguments "
-                    "and results only. Pass it as an argument, or have both in one stage "
-                    "(split_at=[...], or whole=[...] with a module around both)"
-                )
-
-    def _refuse_buffers(self, users: Mapping[int, list[int]]) -> None:
-        """Refuses to hand over memory that the next microbatch writes."""
-        for value, name in self.tape.in_buffers.items():
-            stages = {self._stage_of[self._piece_of[value]]} if value in self._piece_of else set()
-            if len(stages.union(users.get(value, []))) > 1:
-                raise CutError(
-                    f"the forward writes into {name} and uses it in several stages, "
-                    "where it would be another microbatch's. Use a copy (clone())"
-                )
-
-    def _users(self) -> dict[int, list[int]]:
-        """By value, the stages that use it, in ascending order."""
-        users: dict[int, list[int]] = {}
-        for stage, inside in zip(self._stage_of, self._pieces, strict=True):
-            for instruction in inside:
-                for value in instruction.reads:
-                    users.setdefault(value, []).append(stage)
-        for value in refs_in(self.tape.output):
-            users.setdefault(value, []).append(self._stage_of[-1])
-        return {value: sorted(set(stages)) for value, stages in users.items()}
 
     def _cut(self, routes: Routes) -> Iterator[Piece]:
         """The pieces, last first."""

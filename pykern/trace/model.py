@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..tensors.trees import Call, map_tree
+from .between import why_not
 from .cut_tape import CutTape, Environment
 from .errors import CutError, UnseenTensor, Unsettled
 from .key import key_of_call
@@ -138,6 +139,11 @@ class Traced:
                 shapes = [one.shape for one in inputs if tells]
             entered.append(Environment(cut_tape, {n: values[n] for n in cut_tape.inputs}))
         return entered
+
+    def why_not_at(self, segment: int) -> str | None:
+        """The reason why no stage can begin with a segment, in any recorded forward; or None."""
+        found = (why_not(known.tape, known.ends, segment) for known in self._cut_tapes)
+        return next(filter(None, found), None)
 
     def refresh(self) -> None:
         """Has the segments hold the model's parameters and buffers of now.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -179,12 +180,15 @@ class WritesWhatOthersUse(Parts):
 
 @pytest.mark.parametrize(
     ("kind", "whose"),
-    [(WritesUnderView, "a tensor of an earlier stage"), (WritesWhatOthersUse, "an argument")],
+    [
+        (WritesUnderView, "in stage 1, writes into a tensor of stage 0"),
+        (WritesWhatOthersUse, "in stage 0, writes into an argument"),
+    ],
 )
 def test_writes_that_other_stages_would_not_see_are_refused(
     kind: type[nn.Module], whose: str
 ) -> None:
-    with pytest.raises(CutError, match=rf"test_writes\.py:\d+ writes into {whose} of which a view"):
+    with pytest.raises(CutError, match=rf"test_writes\.py:\d+, {whose} of which a view"):
         pykern.Pipeline(
             kind(),
             devices="cpu:3",
@@ -193,4 +197,14 @@ def test_writes_that_other_stages_would_not_see_are_refused(
             split_at=["second", "third"],
         )
     report = pykern.explain_cut(kind(), torch.randn(2, WIDTH), split_at=["second", "third"])
-    assert "a stage can begin with" in report
+    # Two stages are refused where three are, and the report has no such place in its table.
+    assert re.search(rf"^no stage can begin with second: .*, {whose} of which a view", report, re.M)
+    assert not re.search(r"^second", report, re.M)
+    with pytest.raises(CutError, match=whose):
+        pykern.Pipeline(
+            kind(),
+            devices="cpu:2",
+            microbatches=2,
+            sample=torch.randn(2, WIDTH),
+            split_at=["second"],
+        )
