@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .values import PLAIN
@@ -81,14 +80,20 @@ def attributes(module: nn.Module) -> dict[str, Hashable]:
     return {name: described(value, 1) for name, value in vars(module).items() if name not in TORCHS}
 
 
-def _types_of_parameters(model: nn.Module) -> frozenset[tuple[torch.dtype, torch.Size]]:
-    """The types and shapes of all parameters, in half the time of `model.parameters()`."""
-    found: set[tuple[torch.dtype, torch.Size]] = set()
+def _types_in(model: nn.Module) -> frozenset[Hashable]:
+    """The types and shapes of all parameters, and the types of all buffers.
+
+    It takes half the time of `model.parameters()`.
+    """
+    found: set[Hashable] = set()
     modules, seen = [model], {id(model)}
     for module in modules:
         for parameter in module._parameters.values():
             if parameter is not None:
                 found.add((parameter.dtype, parameter.shape))
+        for buffer in module._buffers.values():
+            if buffer is not None:
+                found.add(buffer.dtype)
         for part in module._modules.values():
             if part is not None and id(part) not in seen:
                 seen.add(id(part))
@@ -98,7 +103,7 @@ def _types_of_parameters(model: nn.Module) -> frozenset[tuple[torch.dtype, torch
 
 def state_of(model: nn.Module, opened: Iterable[nn.Module]) -> Hashed:
     """State that forwards of the opened modules may read: attributes, parts, types and shapes."""
-    held = _types_of_parameters(model)
+    held = _types_in(model)
     seen: dict[int, int] = {}
 
     def once(value: Any) -> Hashable:

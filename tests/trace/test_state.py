@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import pykern
 from pykern.trace import CutError, Traced, tape_cache
 from pykern.trace.cut_tape import CutTape
 from tests.trace.test_trace import num_tapes, replay
@@ -170,3 +171,32 @@ def test_ways_for_the_same_shapes_are_bounded_too(monkeypatch: pytest.MonkeyPatc
         nn.init.constant_(model.gate, gate)
         assert_follows(traced, model, x)
         assert num_tapes(traced) <= 3
+
+
+class InTypeOfBuffer(nn.Module):
+    """Goes on in the type of a buffer, which is not that of its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(6, 6).double() for _ in range(2))
+        self.register_buffer("scale", torch.ones(6))
+        self.scale: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).to(self.scale.dtype) / 3
+        out: torch.Tensor = self.second((y * self.scale).double())
+        return out
+
+
+def test_another_type_of_buffers_alone_is_recorded_anew() -> None:
+    """The recorded forward went on in the type that the buffer had before."""
+    x = torch.randn(4, 6).double()
+    model = InTypeOfBuffer()
+    with (
+        pykern.Pipeline(model, devices="cpu:2", microbatches=2, sample=x[:2]) as pipe,
+        torch.no_grad(),
+    ):
+        for change in (lambda: pipe, pipe.double, pipe.double):
+            change()
+            assert torch.equal(pipe(x), torch.cat([model(part) for part in x.split(2)]))
+    assert model.scale.dtype == torch.float64
