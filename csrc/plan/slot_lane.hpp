@@ -22,8 +22,8 @@ struct SlotSpan {
     static constexpr int kNothing = std::numeric_limits<int>::min() / 2;
 
     int walk = 0;  // I less free slots
-    int lowest =
-        0;         // the least of that in front of any slot and at the end: Ws that may be missing
+    // The least of that in front of any slot and at the end: Ws that may be missing.
+    int lowest = 0;
     int rise = 0;  // F less free slots
     // Most in flight in any slot, if nothing was before: where every free slot has a W, and where
     // nothing waits at first.
