@@ -175,7 +175,7 @@ REFUSED: dict[type[nn.Module], str] = {
     Loop: READS.format("__bool__"),
     Cached: r"is given a Cache .*, which holds tensors and outlives the call of the model",
     Finds: r"uses a tensor of shape \(2, 8\) that has been made where it is not seen",
-    Writes: "writes into a tensor of an earlier stage of which a view is used as well",
+    Writes: "in stage 1, writes into a tensor of stage 0 of which a view is used as well",
 }
 
 
