@@ -52,16 +52,6 @@ void bind_fields(py::class_<Costs>& costs) {
 
 using Values = std::optional<StageValues>;
 
-Costs costs_of(const StageValues& forward_ns, const StageValues& backward_ns, double transfer_ns,
-               const Values& recompute_ns, const Values& input_ns, const Values& weight_ns,
-               const StageValues& update_ns, const StageValues& reduce_ns, double overhead_ns,
-               const StageValues& message_bytes, double bandwidth, bool shared_links,
-               double overlap, const StageValues& device_speeds) {
-    return Costs(CostTable{forward_ns, backward_ns, transfer_ns, recompute_ns, input_ns, weight_ns,
-                           update_ns, reduce_ns, overhead_ns, message_bytes, bandwidth,
-                           shared_links, overlap, device_speeds});
-}
-
 // kept_bytes is activation_bytes where it is not given: everything is freed after W.
 Memory memory_of(const StageValues& activation, const Values& kept, const StageValues& boundary,
                  const Values& rebuilt) {
@@ -83,16 +73,25 @@ void bind_costs_class(py::module_& module) {
     py::class_<Costs> costs(module, "Costs",
                             "How long each action takes, in nanoseconds: a number for every "
                             "stage, or a list with one for each.");
-    costs.def(py::init(named<"forward_ns", "backward_ns", "transfer_ns", "recompute_ns", "input_ns",
-                             "weight_ns", "update_ns", "reduce_ns", "overhead_ns", "message_bytes",
-                             "bandwidth", "shared_links", "overlap", "device_speeds">(&costs_of)),
-              "forward_ns"_a, "backward_ns"_a, "transfer_ns"_a = by_default.transfer_ns,
-              py::kw_only(), "recompute_ns"_a = py::none(), "input_ns"_a = py::none(),
-              "weight_ns"_a = py::none(), "update_ns"_a = by_default.update_ns,
-              "reduce_ns"_a = by_default.reduce_ns, "overhead_ns"_a = by_default.overhead_ns,
-              "message_bytes"_a = by_default.message_bytes, "bandwidth"_a = by_default.bandwidth,
-              "shared_links"_a = by_default.shared_links, "overlap"_a = by_default.overlap,
-              "device_speeds"_a = by_default.device_speeds);
+    costs.def(
+        py::init(named<"forward_ns", "backward_ns", "transfer_ns", "recompute_ns", "input_ns",
+                       "weight_ns", "update_ns", "reduce_ns", "overhead_ns", "message_bytes",
+                       "bandwidth", "shared_links", "overlap", "device_speeds">(
+            +[](const StageValues& forward_ns, const StageValues& backward_ns, double transfer_ns,
+                const Values& recompute_ns, const Values& input_ns, const Values& weight_ns,
+                const StageValues& update_ns, const StageValues& reduce_ns, double overhead_ns,
+                const StageValues& message_bytes, double bandwidth, bool shared_links,
+                double overlap, const StageValues& device_speeds) {
+                return Costs(CostTable{forward_ns, backward_ns, transfer_ns, recompute_ns, input_ns,
+                                       weight_ns, update_ns, reduce_ns, overhead_ns, message_bytes,
+                                       bandwidth, shared_links, overlap, device_speeds});
+            })),
+        "forward_ns"_a, "backward_ns"_a, "transfer_ns"_a = by_default.transfer_ns, py::kw_only(),
+        "recompute_ns"_a = py::none(), "input_ns"_a = py::none(), "weight_ns"_a = py::none(),
+        "update_ns"_a = by_default.update_ns, "reduce_ns"_a = by_default.reduce_ns,
+        "overhead_ns"_a = by_default.overhead_ns, "message_bytes"_a = by_default.message_bytes,
+        "bandwidth"_a = by_default.bandwidth, "shared_links"_a = by_default.shared_links,
+        "overlap"_a = by_default.overlap, "device_speeds"_a = by_default.device_speeds);
     bind_fields(costs);
     costs.def(py::self == py::self)
         .def("__repr__", &written)

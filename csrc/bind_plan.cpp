@@ -68,7 +68,8 @@ void bind_action(py::module_& module) {
     py::class_<Action>(module, "Action", "One kind of work on one stage for one microbatch.")
         .def(py::init(named<"kind", "stage", "microbatch", "slice">(&make_action)), "kind"_a,
              "stage"_a, "microbatch"_a, "slice"_a = 0)
-        .def_static("parse", named<"text">(+[](std::string text) { return parse_action(text); }),
+        .def_static("parse",
+                    named<"text">(+[](const std::string& text) { return parse_action(text); }),
                     "text"_a, "The action written as torch's \"2F0\".")
         .def_readonly("kind", &Action::kind)
         .def_readonly("stage", &Action::stage)

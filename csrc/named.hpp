@@ -123,7 +123,8 @@ struct pybind11::detail::type_caster<pykern::Named<argument, T>> {
     using Caster = make_caster<T>;
     // The caster of a class takes None for a missing pointer.
     static constexpr bool kIsClass = std::is_base_of_v<type_caster_generic, Caster>;
-    static constexpr auto name = Caster::name;
+    // pybind11 looks for this name.
+    static constexpr auto name = Caster::name;  // NOLINT(readability-identifier-naming)
 
     bool load(handle source, bool convert) {
         if ((kIsClass && source.is_none()) || !caster_.load(source, convert)) {
