@@ -6,8 +6,6 @@ import importlib
 import itertools
 import json
 import os
-import resource
-import signal
 import stat
 import subprocess
 import sys
@@ -22,6 +20,7 @@ from pykern import checkpoint
 from pykern.checkpoint import CheckpointError
 from pykern.replacing import folder_name, replacing, require_folder
 from tests.interrupts import Interrupt
+from tests.support.full_disk import full_disk
 
 
 @pytest.fixture
@@ -229,15 +228,8 @@ def test_a_folder_is_no_place_for_a_file(file):
 def test_a_disk_that_is_full_leaves_the_old_one(file):
     model = nn.Linear(1, 1)
     checkpoint.save(file, model, extra="old")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
-        with pytest.raises(OSError, match="File too large") as caught:
-            checkpoint.save(file, model, extra="new")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
+    with full_disk(500), pytest.raises(OSError, match="File too large") as caught:
+        checkpoint.save(file, model, extra="new")
     assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(file))
     assert checkpoint.load(file, model) == "old"
     assert names(file) == ["run.ckpt"]

@@ -23,6 +23,8 @@ from pykern.plan import load_plan, save_plan
 from pykern.schedules import one_f_one_b
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
+# Python would keep a part of a compiled module where it cannot write all of it.
+sys.dont_write_bytecode = True
 
 def limit(what, size):
     resource.setrlimit(what, (size, resource.getrlimit(what)[1]))
