@@ -21,8 +21,15 @@ from .values import PLAIN
 
 # How deep objects are looked into of which torch knows nothing.
 _DEPTH = 3
-# The operation by which Python gets a number, and those that do not read the tensor they write.
-_TO_PYTHON = torch.ops.aten._local_scalar_dense.default
+# The operations by which Python gets a number, of which some are made of others, and come so in
+# inference mode; and those that do not read the tensor they write.
+_TO_PYTHON = {
+    torch.ops.aten._local_scalar_dense,
+    torch.ops.aten.item,
+    torch.ops.aten.is_nonzero,
+    torch.ops.aten.equal,
+    torch.ops.aten.allclose,
+}
 _OVERWRITES = {torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.aten.fill_}
 # So many may be known before those of memory that has gone are forgotten.
 _MANY = 10_000
@@ -134,7 +141,7 @@ class Follow(DispatchMode):
             read.add(storage._cdata)
             if tensor is not args[0] or func.overloadpacket not in _OVERWRITES:
                 varies = self._read(tensor, storage) or varies
-        self.has_read = self.has_read or (varies and func is _TO_PYTHON)
+        self.has_read = self.has_read or (varies and func.overloadpacket in _TO_PYTHON)
         written = list(_written(func, args, kwargs)) if func._schema.is_mutable else []
         for storage in written:
             self.num_writes[storage._cdata] += 1

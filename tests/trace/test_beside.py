@@ -172,6 +172,24 @@ def test_what_blocks_leave_for_the_forward_around() -> None:
             pipeline(model, devices)
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda y: y.sum().item(),
+        lambda y: bool(y.sum() > 0),
+        lambda y: torch.equal(y, 2 * y),
+        lambda y: torch.allclose(y, 2 * y),
+    ],
+)
+def test_a_number_is_read_in_any_way(read: Callable[[Tensor], Any], mode: Any) -> None:
+    """What `torch.equal` told was the sample's for ever, and in inference mode all else as well."""
+    model = Reading([Leaf(put=lambda block, y: setattr(block, "left", read(y))) for _ in range(4)])
+    message = r"blocks\.0 \(.*\) sets Leaf\.left to a value that it has read of a tensor"
+    with mode(), pytest.raises(CutError, match=message):
+        pipeline(model, 2)
+
+
 def test_numbers_that_are_only_kept_are_fine() -> None:
     keep: Put = lambda block, y: setattr(block, "norm_for_a_log", y)  # noqa: E731
     assert_same(Outer([Block(put=number(keep)) for _ in range(4)]), 2)
