@@ -183,7 +183,7 @@ def test_what_blocks_leave_for_the_forward_around() -> None:
     ],
 )
 def test_a_number_is_read_in_any_way(read: Callable[[Tensor], Any], mode: Any) -> None:
-    """What `torch.equal` told was the sample's for ever, and in inference mode all else as well."""
+    """The word of `torch.equal` was the sample's for ever; in inference mode all numbers were."""
     model = Reading([Leaf(put=lambda block, y: setattr(block, "left", read(y))) for _ in range(4)])
     message = r"blocks\.0 \(.*\) sets Leaf\.left to a value that it has read of a tensor"
     with mode(), pytest.raises(CutError, match=message):
