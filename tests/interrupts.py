@@ -55,8 +55,9 @@ def _safe_offsets(code: CodeType) -> frozenset[int]:
         leaving = [one.opname == "LOAD_CONST" and one.argval is None for one in first]
         names = [one.opname for one in found[at : at + 2]]
         failing = names == ["PUSH_EXC_INFO", "WITH_EXCEPT_START"]
-        # A `try` is nothing but a line, which the `with` around it does not even cover.
-        if leaving == [True] * 3 or failing or instruction.opname == "NOP":
+        # A `try` is nothing but a line, which the `with` around it does not even cover. Whatever is
+        # raised where a handler ends leaves the thread within the handler for ever after.
+        if leaving == [True] * 3 or failing or instruction.opname in {"NOP", "POP_EXCEPT"}:
             safe.add(instruction.offset)
     return frozenset(safe)
 
@@ -81,11 +82,14 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         self._before = sys.gettrace()
+        self._handled = sys.exception()
         sys.settrace(self.trace)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: object, __: object) -> None:
         sys.settrace(self._before)
+        if error is None:
+            assert sys.exception() is self._handled, self.where
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
         """The trace function, called for each call and line."""
