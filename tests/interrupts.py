@@ -55,8 +55,8 @@ def _safe_offsets(code: CodeType) -> frozenset[int]:
         leaving = [one.opname == "LOAD_CONST" and one.argval is None for one in first]
         names = [one.opname for one in found[at : at + 2]]
         failing = names == ["PUSH_EXC_INFO", "WITH_EXCEPT_START"]
-        # A `try` is nothing but a line, which the `with` around it does not even cover. Whatever is
-        # raised where a handler ends leaves the thread within the handler for ever after.
+        # A `try` is nothing but a line, which the `with` around it does not even cover. An
+        # exception raised where a handler ends leaves the thread within the handler for ever after.
         if leaving == [True] * 3 or failing or instruction.opname in {"NOP", "POP_EXCEPT"}:
             safe.add(instruction.offset)
     return frozenset(safe)
