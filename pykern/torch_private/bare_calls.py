@@ -9,9 +9,11 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from . import profiler
+from .bare_dropout import bare_dropout
 
 has_any_global_hook: Callable[[], object] = _has_any_global_hook
 _CALL, _CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
+_DROPOUT = nn.Dropout.forward
 
 
 def bare(function: Any) -> Callable[..., Any]:
@@ -33,7 +35,12 @@ def bare(function: Any) -> Callable[..., Any]:
         or has_any_global_hook()
         or profiler.is_recording()
     )
-    return found if does_more else function.forward
+    if does_more:
+        return found
+    found = function.forward
+    if kind is nn.Dropout and getattr(found, "__func__", None) is _DROPOUT:
+        return bare_dropout(function)
+    return found
 
 
 class BareCalls(dict[str, Callable[..., Any]]):

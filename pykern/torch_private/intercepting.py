@@ -18,8 +18,8 @@ from torch.library import fallthrough_kernel
 # that includes the key calls the kernels registered for it; for most operations that is a
 # fallthrough to their usual kernels.
 _KEY = "TESTING_ONLY_GenericMode"
-_key: Any = torch._C._parse_dispatch_key(_KEY)
-_include = torch._C._dispatch_tls_set_dispatch_key_included
+key: Any = torch._C._parse_dispatch_key(_KEY)
+include = torch._C._dispatch_tls_set_dispatch_key_included
 # Not objects of class Library, whose kernels an exit handler removes. A later handler may run a
 # step, and so may a child that is forked meanwhile.
 _libraries: dict[str, Any] = {}
@@ -34,7 +34,7 @@ class _OfThread(threading.local):
     inner: Interceptor | None = None
 
 
-_here = _OfThread()
+here = _OfThread()
 
 
 # The functions that torch.jit has compiled in this process.
@@ -126,35 +126,35 @@ class Interceptor:
         raise AssertionError(f"{self} does not draw: {func}, {args}, {kwargs}")
 
     def __enter__(self) -> Self:
-        self._outer = _here.inner
-        _here.inner = self
+        self._outer = here.inner
+        here.inner = self
         for carry in _carry:
             carry(self)
-        _include(_key, True)
+        include(key, True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _include(_key, self._outer is not None)
-        _here.inner = self._outer
+        include(key, self._outer is not None)
+        here.inner = self._outer
         for carry in _carry:
             carry(self._outer)
 
 
 def interceptor() -> Interceptor | None:
     """The interceptor that is in force on this thread."""
-    return _here.inner
+    return here.inner
 
 
 def set_interceptor(instead: Interceptor | None) -> None:
     """Sets the interceptor in force on this thread; None for no interceptor."""
     if instead is None:
         # The key is excluded first, because an included key may be called.
-        _include(_key, False)
-    _here.inner = instead
+        include(key, False)
+    here.inner = instead
     for carry in _carry:
         carry(instead)
     if instead is not None:
-        _include(_key, True)
+        include(key, True)
 
 
 def watch_draws() -> None:
@@ -218,7 +218,7 @@ def _intercepted(func: Operation) -> Callable[..., Any]:
     method = func.method
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        mine = _here.inner
+        mine = here.inner
         # A thread of autograd has what was carried there.
         inner = _come_along(func) if mine is None else mine
         own, outer = inner.generator, inner._outer
@@ -231,13 +231,13 @@ def _intercepted(func: Operation) -> Callable[..., Any]:
             and type(args[0]) is Tensor
             and args[0].is_cpu
         ):
-            _include(_key, False)
+            include(key, False)
             try:
                 return method(*args, generator=own)
             finally:
-                _include(_key, True)
-        _include(_key, outer is not None)
-        _here.inner = outer
+                include(key, True)
+        include(key, outer is not None)
+        here.inner = outer
         try:
             if own is None or not takes_generator(func, args, kwargs):
                 return inner.draw(func, args, kwargs)
@@ -245,10 +245,10 @@ def _intercepted(func: Operation) -> Callable[..., Any]:
             kwargs["generator"] = own
             return method(*args, **kwargs)
         finally:
-            _here.inner = mine
+            here.inner = mine
             # A draw that this one led to may have carried another.
             for carry in _carry:
                 carry(inner)
-            _include(_key, True)
+            include(key, True)
 
     return kernel

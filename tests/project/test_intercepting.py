@@ -109,7 +109,7 @@ def test_a_thread_of_autograd_has_the_interceptor_that_was_carried_there(monkeyp
 
         def as_torch_does():
             torch._C._stash_obj_in_tls("pykern", draws)
-            intercepting._include(intercepting._key, True)
+            intercepting.include(intercepting.key, True)
             torch.rand(2)
             found.append(torch_private.interceptor())
 
@@ -128,7 +128,7 @@ def test_a_draw_on_another_thread_of_torch_is_refused(monkeypatch):
     found = []
 
     def as_torch_does():
-        intercepting._include(intercepting._key, True)
+        intercepting.include(intercepting.key, True)
         with pytest.raises(RuntimeError, match="must draw on the thread that runs the stage"):
             torch.rand(2)
         found.append(True)

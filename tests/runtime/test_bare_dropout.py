@@ -1,0 +1,172 @@
+"""Dropout that is called without torch's search for hooks draws what torch's own draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pykern
+from pykern.torch_private import Interceptor, watch_draws
+from pykern.torch_private.bare_calls import bare
+
+SEED = 3
+
+
+class Giving(Interceptor):
+    """Gives draws a generator of its own."""
+
+    def __init__(self) -> None:
+        watch_draws()
+        self.generator = torch.Generator().manual_seed(SEED)
+
+
+class Halved(nn.Dropout):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) / 2
+
+
+def halve(layer: nn.Dropout) -> nn.Dropout:
+    """A layer with a forward of its own."""
+    layer.forward = lambda input: input / 2  # type: ignore[method-assign]
+    return layer
+
+
+def squares(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.arange(12, dtype=torch.float32).reshape(3, 4).square().to(dtype)
+
+
+LAYERS: dict[str, Callable[[], nn.Dropout]] = {
+    "half": nn.Dropout,
+    "most": lambda: nn.Dropout(0.9),
+    "nothing": lambda: nn.Dropout(0),
+    "all": lambda: nn.Dropout(1),
+    "in place": lambda: nn.Dropout(0.5, inplace=True),
+    "of evaluation": lambda: nn.Dropout().eval(),
+    "own class": Halved,
+    "own forward": lambda: halve(nn.Dropout()),
+}
+VALUES: dict[str, Callable[[], Tensor]] = {
+    "float32": squares,
+    "float64": lambda: squares(torch.float64),
+    "bfloat16": lambda: squares(torch.bfloat16),
+    "complex": lambda: squares(torch.complex64),
+    "strided": lambda: squares().T[::2],
+    "expanded": lambda: squares()[:1].expand(5, 4),
+    "no rows": lambda: squares()[:0],
+    "number": lambda: squares().sum(),
+    "parameter": lambda: nn.Parameter(squares()),
+}
+
+
+def outcome(call: Callable[[Tensor], Tensor], value: Tensor) -> Any:
+    """The result, or the error in its place."""
+    try:
+        return call(value)
+    except (RuntimeError, NotImplementedError) as error:
+        return type(error)
+
+
+def same(found: Any, wanted: Any) -> bool:
+    if not isinstance(wanted, Tensor):
+        return bool(found == wanted)
+    return (
+        torch.equal(found, wanted)
+        and found.dtype == wanted.dtype
+        and found.stride() == wanted.stride()
+    )
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_bare_dropout_draws_what_torch_draws(name: str, kind: str) -> None:
+    layer = LAYERS[name]()
+    call = bare(layer)
+    torch.manual_seed(SEED)
+    wanted = outcome(layer, VALUES[kind]())
+    after = torch.get_rng_state()
+    with Giving() as giving:
+        found = outcome(call, VALUES[kind]())
+    assert same(found, wanted)
+    assert giving.generator is not None
+    # Without an interceptor, and where torch draws from other generators, it is the plain layer.
+    torch.manual_seed(SEED)
+    assert same(outcome(call, VALUES[kind]()), wanted)
+    assert torch.equal(torch.get_rng_state(), after)
+    if isinstance(wanted, Tensor):
+        assert torch.equal(giving.generator.get_state(), after)
+
+
+def test_gradients_go_back_through_a_bare_dropout() -> None:
+    layer = nn.Dropout()
+    x, other = squares().requires_grad_(), squares().requires_grad_()
+    torch.manual_seed(SEED)
+    layer(other).sum().backward()
+    with Giving():
+        y = bare(layer)(x)
+    y.sum().backward()
+    assert x.grad is not None
+    assert other.grad is not None
+    assert torch.equal(x.grad, other.grad)
+
+
+class Asked(Interceptor):
+    """Notes what it is asked."""
+
+    def __init__(self) -> None:
+        watch_draws()
+        self.asked: list[tuple[str, Any]] = []
+
+    def draw(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.asked.append((str(func), kwargs.get("generator")))
+        return func(*args, **kwargs)
+
+
+def test_an_outer_interceptor_is_asked() -> None:
+    """Pipelines within layers of others: the outer one sees that a generator is given."""
+    call = bare(nn.Dropout())
+    with Asked() as outer, Giving():
+        call(squares())
+    ((name, given),) = outer.asked
+    assert name == "aten.bernoulli_.float"
+    assert given.initial_seed() == SEED
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_dropped_as_torch_does_it() -> None:
+    class GivingAsked(Asked):
+        generator = torch.Generator()
+
+    with GivingAsked() as giving:
+        bare(nn.Dropout())(torch.nested.nested_tensor([squares(), squares()[:1]]))
+    assert giving.asked == [("aten.native_dropout.default", None)]
+
+
+def test_draws_of_a_bare_dropout_are_not_intercepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel in Python costs more than the draw of a small tensor."""
+    num_stages, num_microbatches = 2, 3
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(4, 4), nn.Dropout()) for _ in range(num_stages))
+    )
+    x, y = torch.randn(2, 3, 4)
+    direct: list[str] = []
+    original = Tensor.bernoulli_
+
+    def bernoulli_(*args: Any, **kwargs: Any) -> Any:
+        direct.append("draw")
+        return original(*args, **kwargs)
+
+    with pykern.Pipeline(
+        model, devices="cpu:2", microbatches=num_microbatches, loss_fn=F.mse_loss
+    ) as pipe:
+        for _ in range(2):
+            pipe.step(x, target=y)
+        # The interceptors' kernel has torch's own method.
+        monkeypatch.setattr(Tensor, "bernoulli_", bernoulli_)
+        pipe.step(x, target=y)
+    # The first draw of a step takes the seed of the step.
+    assert len(direct) == num_stages * num_microbatches - 1
