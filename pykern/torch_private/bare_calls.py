@@ -9,11 +9,10 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from . import profiler
-from .bare_dropout import bare_dropout
+from .bare_layers import BARE
 
 has_any_global_hook: Callable[[], object] = _has_any_global_hook
 _CALL, _CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
-_DROPOUT = nn.Dropout.forward
 
 
 def bare(function: Any) -> Callable[..., Any]:
@@ -38,8 +37,10 @@ def bare(function: Any) -> Callable[..., Any]:
     if does_more:
         return found
     found = function.forward
-    if kind is nn.Dropout and getattr(found, "__func__", None) is _DROPOUT:
-        return bare_dropout(function)
+    if kind in BARE:
+        forward, make = BARE[kind]
+        if getattr(found, "__func__", None) is forward:
+            return make(function)
     return found
 
 

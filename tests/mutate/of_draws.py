@@ -27,8 +27,10 @@ OF_DRAWS = (
         ("(torch.cuda.is_initialized() or _scripts.get_functions())", "True"),
     ),
     *mutants(
-        "pykern/torch_private/bare_dropout.py",
-        of_runtime("bare_dropout"),
+        "pykern/torch_private/bare_layers.py",
+        of_runtime("bare_layers"),
+        ('    if "weight" in held or "bias" in held:\n', "    if False:\n"),
+        ("        except KeyError:\n", "        except IndexError:\n"),
         ("            or inner._outer is not None\n", ""),
         ("            or type(value) is not Tensor\n", ""),
         ("            or value.is_nested\n", ""),

@@ -21,6 +21,10 @@ from pykern.torch_private.bare_calls import BareCalls, bare, bare_calls
 WIDTH = 4
 
 
+class Plain(nn.Linear):
+    """A layer that nothing knows better than its forward does."""
+
+
 class OwnCall(nn.Linear):
     """Its call does more than its forward."""
 
@@ -46,7 +50,7 @@ HOOKS: dict[str, Callable[[nn.Module], Any]] = {
 
 @pytest.mark.parametrize("kind", HOOKS)
 def test_a_module_with_a_hook_is_called_itself(kind: str) -> None:
-    layer = nn.Linear(WIDTH, WIDTH)
+    layer = Plain(WIDTH, WIDTH)
     assert bare(layer) == layer.forward
     handle = HOOKS[kind](layer)
     try:
@@ -63,29 +67,29 @@ def test_a_module_whose_call_is_its_own_is_called_itself() -> None:
 
 
 def test_a_compiled_module_is_called_itself() -> None:
-    layer = nn.Linear(WIDTH, WIDTH)
+    layer = Plain(WIDTH, WIDTH)
     layer.compile(backend="eager")
     assert bare(layer) is layer
-    wrapped = torch.compile(nn.Linear(WIDTH, WIDTH), backend="eager")
+    wrapped = torch.compile(Plain(WIDTH, WIDTH), backend="eager")
     assert bare(wrapped) is wrapped
 
 
 def test_modules_are_called_themselves_where_torch_calls_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layer = nn.Linear(WIDTH, WIDTH)
+    layer = Plain(WIDTH, WIDTH)
     monkeypatch.setattr(nn.Module, "__call__", nothing)
     assert bare(layer) is layer
 
 
 def test_a_profile_sees_modules_by_their_calls() -> None:
-    layer = nn.Linear(WIDTH, WIDTH)
+    layer = Plain(WIDTH, WIDTH)
     with profile():
         assert bare(layer) is layer
 
 
 def test_layers_of_a_sequential_stand_in_its_place() -> None:
-    first, second, third = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+    first, second, third = (Plain(WIDTH, WIDTH) for _ in range(3))
     inner, empty = nn.Sequential(first, nn.Sequential(second)), nn.Sequential()
     found = bare_calls([inner, empty, third])
     assert found == [first.forward, second.forward, empty.forward, third.forward]
@@ -100,7 +104,7 @@ class Twice(nn.Sequential):
 
 
 def test_modules_by_name_are_found_when_they_come_later() -> None:
-    first, later = nn.Linear(WIDTH, WIDTH), nn.Tanh()
+    first, later = Plain(WIDTH, WIDTH), nn.Tanh()
     modules: dict[str, nn.Module | None] = {"a": first}
     calls = BareCalls(modules)
     modules["b"] = later
@@ -216,6 +220,6 @@ def test_the_layers_of_a_bare_stage_are_not_asked_for_hooks(
             pipe.step(x, target=y)
             # A short step has run on this thread.
             sys.setprofile(None)
-    assert "Linear.forward" in called
+    assert "bare_linear.<locals>.linear" in called
     assert (kind == "R") == ("recompute.<locals>.recompute" in called)
     assert not called & {"Module._call_impl", "Module._wrapped_call_impl", "Sequential.forward"}

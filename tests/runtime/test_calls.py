@@ -20,10 +20,13 @@ from torch import Tensor, nn
 import pykern
 from pykern.plan import Action, Kind, Placement, Plan
 from pykern.runtime.stage.stage import Stage
+from pykern.torch_private import bare_layers
 
 WIDTH = 8
 NUM_MICROBATCHES = 4
 _OURS = pykern.__file__.removesuffix("__init__.py")
+# A call there stands for a forward of torch's, which is not counted either.
+_BARE = bare_layers.__file__
 
 KINDS = {"B": Kind.B, "I": Kind.I, "W": Kind.W}
 
@@ -47,6 +50,7 @@ class Counted:
                 if (
                     event == "call"
                     and code.co_filename.startswith(_OURS)
+                    and code.co_filename != _BARE
                     and not code.co_name.endswith(("comp>", "genexpr>"))
                 ):
                     number += 1
@@ -182,7 +186,7 @@ def calls_of(model: nn.Module, kinds: str, options: dict[str, Any]) -> dict[str,
 
 PLAIN = {"F": [3, 3, 6], "B": [2, 2, 2]}
 # The first draw of a step, in the first stage, takes the seed of the step, and is intercepted.
-DROPOUT = [23, 13, 16]
+DROPOUT = [22, 12, 15]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +238,7 @@ DROPOUT = [23, 13, 16]
             dropouts,
             "B",
             {"recompute": "stage"},
-            {"F": [39, 15, 16], "B": [5, 4, 3], "R": [27, 10, 0]},
+            {"F": [39, 14, 15], "B": [5, 4, 3], "R": [27, 9, 0]},
             id="dropout recompute stage",
         ),
         pytest.param(named, "B", {}, {"F": [6, 6, 9], "B": [2, 2, 2]}, id="keywords"),

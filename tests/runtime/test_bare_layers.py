@@ -1,14 +1,18 @@
-"""Dropout that is called without torch's search for hooks draws what torch's own draws."""
+"""Bare calls of torch's own layers do what the layers do."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils import prune
 
 import pykern
 from pykern.torch_private import Interceptor, watch_draws
@@ -124,6 +128,102 @@ class Asked(Interceptor):
     def draw(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.asked.append((str(func), kwargs.get("generator")))
         return func(*args, **kwargs)
+
+
+def other_weight(layer: nn.Linear) -> None:
+    layer.weight = nn.Parameter(torch.ones_like(layer.weight))
+
+
+def weight_of_a_tensor(layer: nn.Linear) -> None:
+    """As networks do that compute the weights of others."""
+    weight = layer.weight.detach() * 2
+    del layer.weight
+    layer.weight = weight
+
+
+def weight_hidden(layer: nn.Linear) -> None:
+    vars(layer)["weight"] = layer.weight.detach() * 3
+
+
+def pruned_for_ever(layer: nn.Linear) -> None:
+    prune.l1_unstructured(layer, "weight", 0.5)
+    prune.remove(layer, "weight")
+
+
+CHANGES: dict[str, Callable[[nn.Linear], Any]] = {
+    "nothing": lambda layer: None,
+    "no bias": lambda layer: layer.register_parameter("bias", None),
+    "another weight": other_weight,
+    "a tensor as weight": weight_of_a_tensor,
+    "float64": lambda layer: layer.double().float(),
+    "loaded": lambda layer: layer.load_state_dict(nn.Linear(4, 4).state_dict(), assign=True),
+    "pruned": pruned_for_ever,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_bare_linear_has_the_parameters_of_its_layer(change: str) -> None:
+    layer, x = nn.Linear(4, 4), squares()
+    call = bare(layer)
+    assert torch.equal(call(x), layer(x))
+    CHANGES[change](layer)
+    for found in (call, bare(layer)):
+        assert torch.equal(found(x), layer(x))
+
+
+def test_a_bare_linear_has_the_attributes_that_hide_parameters() -> None:
+    layer, x = nn.Linear(4, 4), squares()
+    weight_hidden(layer)
+    assert torch.equal(bare(layer)(x), F.linear(x, layer.weight, layer.bias))
+    assert not torch.equal(bare(layer)(x), nn.Linear.forward(nn.Linear(4, 4), x))
+
+
+def test_a_bare_linear_has_the_parameters_of_a_functional_call() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            self.calls = [bare(self.inner)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.calls[0](x)
+            return y
+
+    model, x = Around(), squares()
+    weight, bias = torch.ones(4, 4), torch.zeros(4)
+    found = functional_call(model, {"inner.weight": weight, "inner.bias": bias}, (x,))
+    assert torch.equal(found, F.linear(x, weight, bias))
+
+
+def test_layers_with_a_forward_of_their_own_keep_it() -> None:
+    dropout, linear = halve(nn.Dropout()), nn.Linear(4, 4)
+    linear.forward = lambda input: input * 2  # type: ignore[method-assign]
+    assert bare(dropout) is dropout.forward
+    assert bare(linear) is linear.forward
+
+
+def test_a_forward_that_is_patched_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(4, 4)
+    monkeypatch.setattr(nn.Linear, "forward", lambda _, input: input * 2)
+    assert torch.equal(bare(layer)(squares()), squares() * 2)
+
+
+def test_a_linear_is_called_without_a_search_for_its_parameters() -> None:
+    """Each takes a call of `nn.Module.__getattr__`, about as long as a bare linear's own."""
+    layer, called = nn.Linear(4, 4), []
+    call = bare(layer)
+    given = squares()
+
+    def notice(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_qualname)
+
+    sys.setprofile(notice)
+    try:
+        call(given)
+    finally:
+        sys.setprofile(None)
+    assert called == ["bare_linear.<locals>.linear"]
 
 
 def test_an_outer_interceptor_is_asked() -> None:

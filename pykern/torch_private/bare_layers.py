@@ -1,0 +1,73 @@
+"""Calls of single layers of torch's that do the work of their forward in less Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .intercepting import here, include, key
+
+Call = Callable[[Any], Any]
+
+
+def bare_linear(layer: nn.Linear) -> Call:
+    """Takes the parameters from where `nn.Module.__getattr__`, a call for each, would find them."""
+    forward, held = layer.forward, vars(layer)
+    if "weight" in held or "bias" in held:
+        return forward
+
+    def linear(value: Any) -> Any:
+        parameters = held["_parameters"]
+        try:
+            weight, bias = parameters["weight"], parameters["bias"]
+        except KeyError:
+            # Someone has put a tensor in the place of a parameter.
+            return forward(value)
+        return F.linear(value, weight, bias)
+
+    return linear
+
+
+def bare_dropout(layer: nn.Dropout) -> Call:
+    """Gives the draw on the CPU its generator, so that it is not intercepted.
+
+    The operations are those of torch's own dropout, in its order. torch takes several times as
+    long to come to a kernel in Python as the draw of a small tensor takes.
+    """
+    forward = layer.forward
+
+    def dropout(value: Any) -> Any:
+        inner = here.inner
+        # torch draws in other ways from nested tensors, and not at all with p = 0 or p = 1.
+        if (
+            inner is None
+            or (own := inner.generator) is None
+            or inner._outer is not None
+            or type(value) is not Tensor
+            or not value.is_cpu
+            or value.is_nested
+            or layer.inplace
+            or not layer.training
+            or not 0 < layer.p < 1
+        ):
+            return forward(value)
+        kept = 1 - layer.p
+        include(key, False)
+        try:
+            noise = torch.empty_like(value).bernoulli_(kept, generator=own)
+        finally:
+            include(key, True)
+        return value * noise.div_(kept)
+
+    return dropout
+
+
+# By type, the forward that a call stands for, and its maker.
+BARE: dict[type, tuple[Callable[..., Any], Callable[[Any], Call]]] = {
+    nn.Linear: (nn.Linear.forward, bare_linear),
+    nn.Dropout: (nn.Dropout.forward, bare_dropout),
+}
