@@ -20,13 +20,10 @@ from torch import Tensor, nn
 import pykern
 from pykern.plan import Action, Kind, Placement, Plan
 from pykern.runtime.stage.stage import Stage
-from pykern.torch_private import bare_layers
+from tests.support.own_calls import is_own
 
 WIDTH = 8
 NUM_MICROBATCHES = 4
-_OURS = pykern.__file__.removesuffix("__init__.py")
-# A call there stands for a forward of torch's, which is not counted either.
-_BARE = bare_layers.__file__
 
 KINDS = {"B": Kind.B, "I": Kind.I, "W": Kind.W}
 
@@ -49,8 +46,7 @@ class Counted:
                 # Comprehensions have frames of their own in Pythons before 3.12.
                 if (
                     event == "call"
-                    and code.co_filename.startswith(_OURS)
-                    and code.co_filename != _BARE
+                    and is_own(code)
                     and not code.co_name.endswith(("comp>", "genexpr>"))
                 ):
                     number += 1

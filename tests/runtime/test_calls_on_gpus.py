@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import pykern
 from pykern.plan import Action, Kind, Placement, Plan
 from tests.fake_cuda.host_gpus import host_gpus
+from tests.support.own_calls import is_own
 
 WIDTH = 8
-_OURS = pykern.__file__.removesuffix("__init__.py")
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def calls(into: Counter[str]) -> Iterator[None]:
 
     def notice(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event in ("call", "c_call") and code.co_filename.startswith(_OURS):
+        if event in ("call", "c_call") and is_own(code):
             # Comprehensions have frames of their own in Pythons before 3.12.
             into[event] += not (event == "call" and code.co_name.endswith(("comp>", "genexpr>")))
 
