@@ -1,4 +1,8 @@
-"""Calls of single layers of torch's that do the work of their forward in less Python."""
+"""Calls of single layers of torch's that do the work of their forward in less Python.
+
+Their argument has torch's name, by which models may give it, and they have the name of the forward,
+which errors of wrong calls tell.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +24,16 @@ def bare_linear(layer: nn.Linear) -> Call:
     if "weight" in held or "bias" in held:
         return forward
 
-    def linear(value: Any) -> Any:
+    def linear(input: Any) -> Any:
         parameters = held["_parameters"]
         try:
             weight, bias = parameters["weight"], parameters["bias"]
         except KeyError:
             # Someone has put a tensor in the place of a parameter.
-            return forward(value)
-        return F.linear(value, weight, bias)
+            return forward(input)
+        return F.linear(input, weight, bias)
 
+    linear.__qualname__ = forward.__qualname__
     return linear
 
 
@@ -40,29 +45,30 @@ def bare_dropout(layer: nn.Dropout) -> Call:
     """
     forward = layer.forward
 
-    def dropout(value: Any) -> Any:
+    def dropout(input: Any) -> Any:
         inner = here.inner
         # torch draws in other ways from nested tensors, and not at all with p = 0 or p = 1.
         if (
             inner is None
             or (own := inner.generator) is None
             or inner._outer is not None
-            or type(value) is not Tensor
-            or not value.is_cpu
-            or value.is_nested
+            or type(input) is not Tensor
+            or not input.is_cpu
+            or input.is_nested
             or layer.inplace
             or not layer.training
             or not 0 < layer.p < 1
         ):
-            return forward(value)
+            return forward(input)
         kept = 1 - layer.p
         include(key, False)
         try:
-            noise = torch.empty_like(value).bernoulli_(kept, generator=own)
+            noise = torch.empty_like(input).bernoulli_(kept, generator=own)
         finally:
             include(key, True)
-        return value * noise.div_(kept)
+        return input * noise.div_(kept)
 
+    dropout.__qualname__ = forward.__qualname__
     return dropout
 
 

@@ -195,6 +195,16 @@ def test_a_bare_linear_has_the_parameters_of_a_functional_call() -> None:
     assert torch.equal(found, F.linear(x, weight, bias))
 
 
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Dropout(0)])
+def test_arguments_have_torch_s_names(layer: nn.Module) -> None:
+    assert torch.equal(bare(layer)(input=squares()), layer(input=squares()))
+
+
+def test_a_wrong_call_names_the_layer() -> None:
+    with pytest.raises(TypeError, match=r"^Linear.forward\(\) takes"):
+        bare(nn.Linear(4, 4))(squares(), squares())
+
+
 def test_layers_with_a_forward_of_their_own_keep_it() -> None:
     dropout, linear = halve(nn.Dropout()), nn.Linear(4, 4)
     linear.forward = lambda input: input * 2  # type: ignore[method-assign]
