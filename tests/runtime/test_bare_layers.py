@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -246,14 +246,41 @@ def test_an_outer_interceptor_is_asked() -> None:
     assert given.initial_seed() == SEED
 
 
+class GivingAsked(Asked):
+    generator = torch.Generator()
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_are_dropped_as_torch_does_it() -> None:
-    class GivingAsked(Asked):
-        generator = torch.Generator()
-
     with GivingAsked() as giving:
         bare(nn.Dropout())(torch.nested.nested_tensor([squares(), squares()[:1]]))
     assert giving.asked == [("aten.native_dropout.default", None)]
+
+
+class Noted(Tensor):
+    """Notes the functions of torch that get one, as sharded tensors have ways of their own."""
+
+    called: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.called.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def test_subclasses_are_given_the_dropout_itself() -> None:
+    value = squares().as_subclass(Noted)
+    Noted.called.clear()
+    with Giving():
+        bare(nn.Dropout())(value)
+    assert Noted.called == ["dropout"]
+
+
+def test_draws_after_a_bare_dropout_are_intercepted() -> None:
+    with GivingAsked() as giving:
+        bare(nn.Dropout())(squares())
+        torch.rand(2)
+    assert giving.asked == [("aten.rand.default", None)]
 
 
 def test_draws_of_a_bare_dropout_are_not_intercepted(monkeypatch: pytest.MonkeyPatch) -> None:
