@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from .intercepting import here, include, key
 
-Call = Callable[[Any], Any]
+BareCall = Callable[[Any], Any]
 
 
-def bare_linear(layer: nn.Linear) -> Call:
+def bare_linear(layer: nn.Linear) -> BareCall:
     """Takes the parameters from where `nn.Module.__getattr__`, a call for each, would find them."""
     forward, held = layer.forward, vars(layer)
     if "weight" in held or "bias" in held:
@@ -37,7 +37,7 @@ def bare_linear(layer: nn.Linear) -> Call:
     return linear
 
 
-def bare_dropout(layer: nn.Dropout) -> Call:
+def bare_dropout(layer: nn.Dropout) -> BareCall:
     """Gives the draw on the CPU its generator, so that it is not intercepted.
 
     The operations are those of torch's own dropout, in its order. torch takes several times as
@@ -73,7 +73,7 @@ def bare_dropout(layer: nn.Dropout) -> Call:
 
 
 # By type, the forward that a call stands for, and its maker.
-BARE: dict[type, tuple[Callable[..., Any], Callable[[Any], Call]]] = {
+BARE: dict[type, tuple[Callable[..., Any], Callable[[Any], BareCall]]] = {
     nn.Linear: (nn.Linear.forward, bare_linear),
     nn.Dropout: (nn.Dropout.forward, bare_dropout),
 }
