@@ -219,7 +219,7 @@ void require_ordered(const Plan& plan, const Index& index) {
 void require_finished(const Plan& plan, const Index& index,
                       const std::vector<std::size_t>& reached) {
     const auto ended = [&](std::size_t ran, const Row& row) { return ran == row.size(); };
-    if (std::ranges::equal(reached, plan.rows(), ended)) return;
+    if (std::ranges::equal(reached, plan.rows(), ended)) return plan.passed().set();
     require_ordered(plan, index);
     const auto refuse = [&](int device, std::size_t position, Action input, int stands) {
         const auto owner = static_cast<std::size_t>(plan.device_of(input));
@@ -254,6 +254,7 @@ PlanError::PlanError(Rule rule, const Plan& plan, int device, std::size_t positi
       position_(position) {}
 
 Index check_rows(const Plan& plan) {
+    if (plan.passed()) return Index(plan);
     require_in_range(plan);
     require_authored(plan);
     Index index(plan);
@@ -265,6 +266,7 @@ Index check_rows(const Plan& plan) {
 }
 
 void check(const Plan& plan) {
+    if (plan.passed()) return;
     const Index index = check_rows(plan);
     Untimed run;
     require_finished(plan, index, walk(plan, index, run));

@@ -47,7 +47,8 @@ class PlanError : public std::runtime_error {
     std::size_t position_;
 };
 
-// Throws PlanError at the first rule that the plan breaks. Linear in the number of actions.
+// Throws PlanError at the first rule that the plan breaks. Linear in the number of actions; a plan
+// that has passed is not checked again.
 void check(const Plan& plan);
 // The plan, which has passed `check`.
 Plan checked(Plan plan);

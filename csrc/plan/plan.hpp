@@ -1,6 +1,7 @@
 // Plan: one row of actions per device, in the order in which the device runs them.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <vector>
 
@@ -26,6 +27,26 @@ inline constexpr int kMaxSlices = 256;
 // Throws std::invalid_argument where a plan of this size would be empty or larger than that.
 void require_plan_size(int num_stages, int num_microbatches, int num_slices = 1);
 
+// Whether a plan has passed `check`. Copies of a plan know it, and equality does not ask for it.
+class Passed {
+   public:
+    Passed() = default;
+    Passed(const Passed& other) : passed_(other.passed_.load()) {}
+    Passed& operator=(const Passed& other) {
+        passed_ = other.passed_.load();
+        return *this;
+    }
+    ~Passed() = default;
+
+    explicit operator bool() const { return passed_; }
+    // Any thread may check an immutable plan.
+    void set() const { passed_ = true; }
+    friend bool operator==(const Passed& /*one*/, const Passed& /*other*/) { return true; }
+
+   private:
+    mutable std::atomic<bool> passed_ = false;
+};
+
 // An immutable value. A Plan may be wrong; `check` (check.hpp) says whether it can run.
 class Plan {
    public:
@@ -42,6 +63,7 @@ class Plan {
     const std::vector<Row>& rows() const { return rows_; }
     const std::vector<Overlaps>& overlaps() const { return overlaps_; }
     std::size_t num_actions() const;
+    const Passed& passed() const { return passed_; }
 
     // The device of the stage, in the replica that has the microbatch.
     int device_of(Action action) const {
@@ -62,6 +84,7 @@ class Plan {
     int num_slices_;
     std::vector<Row> rows_;
     std::vector<Overlaps> overlaps_;
+    Passed passed_;
 };
 
 // Equal plans have equal ones.
