@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..notes import add_note
 from ..tensors.parameters import keep_gradient_dtype
+from ..tensors.sparse import dense_parts
 from ..tensors.trees import map_tensors
 
 # Losses whose mean or sum has the memory of all terms; torch's fake result has that of a number.
@@ -30,13 +31,21 @@ _IN_TERMS = {
     torch.ops.aten.binary_cross_entropy.default,
     torch.ops.aten.soft_margin_loss.default,
 }
+# Results of these have fewer entries than they have with values, if all operands are sparse.
+_OF_ENTRIES = {torch.ops.aten.clone.default, torch.ops.aten.add_.Tensor}
 _NOTE = "raised while the model ran without values, to count bytes"
 
 
 class _WithTerms(FakeTensorMode):
-    """A mode of fake tensors, in which such a loss has the memory that it has with values."""
+    """A mode of fake tensors, in which such a loss has the memory that it has with values.
+
+    Sparse gradients have all entries of their sums, too.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _OF_ENTRIES and all(_is_sparse(one) for one in args):
+            with self:
+                return _with_entries(*args)
         result: Any = super().__torch_dispatch__(func, types, args, kwargs)
         if func in _IN_TERMS and result.dim() == 0:
             terms = torch.broadcast_shapes(args[0].shape, args[1].shape)
@@ -113,3 +122,19 @@ def _real(tensor: Tensor) -> Tensor:
     if tensor.is_meta:
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
     return tensor.detach().to("cpu", copy=True)
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.sparse_coo
+
+
+def _with_entries(first: Tensor, *added: Tensor) -> Tensor:
+    """The first sparse tensor with the entries of the others; a copy of it without others."""
+    indices, values = zip(*map(dense_parts, (first, *added)), strict=True)
+    made = torch.sparse_coo_tensor(
+        torch.cat(indices, 1), torch.cat(values), first.shape, check_invariants=False
+    )
+    if not added:
+        return made
+    first.data = made
+    return first
