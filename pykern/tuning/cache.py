@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..plan.files import read_text, write_text
 from ..replacing import require_folder
+from ..user_code import warn
 from .asked import Asked
 from .held import levels_for, levels_in
 from .measure import bytes_held, measure, sizes_to_measure, weights_of
@@ -17,10 +18,12 @@ from .progress import Tell
 def measured_once(asked: Asked, path: Path | None, tell: Tell) -> Measurements:
     """Reads the measurements from the file, or takes them now and writes them there.
 
+    A file that cannot be written then, as on a full disk, is a warning: measurements take minutes.
+
     Raises:
         ValueError: the file has other measurements, or has to be written in a folder that does not
             exist or may not be written to.
-        OSError: it cannot be read or written.
+        OSError: it cannot be read.
     """
     if path is None:
         return measure(asked, tell)
@@ -40,9 +43,19 @@ def measured_once(asked: Asked, path: Path | None, tell: Tell) -> Measurements:
             # No memory was given before.
             require_folder("resume", path)
             found = replace(found, sizes=bytes_held(asked, found.rows))
-            write_text(path, found.to_json())
+            _keep(path, found)
         return found
     require_folder("resume", path)
     measured = measure(asked, tell)
-    write_text(path, measured.to_json())
+    _keep(path, measured)
     return measured
+
+
+def _keep(path: Path, measured: Measurements) -> None:
+    try:
+        write_text(path, measured.to_json())
+    except OSError as error:
+        warn(
+            f"measurements were not kept in {path}: {error.strerror}. Tuning goes on with them; "
+            "save the choice elsewhere"
+        )

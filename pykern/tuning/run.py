@@ -82,7 +82,8 @@ def tune(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
             they are too few, microbatches are recomputed.
         optimizer: as for `estimate`; counts in `memory` only.
         whole: as for `Pipeline`.
-        resume: a file for the measurements. If it has those of this model, nothing is measured.
+        resume: a file for the measurements. If it has those of this model, nothing is measured. If
+            it cannot be written at last, as on a full disk, a warning tells so.
         box: a profile, its file or its name, to choose for its devices instead. Units are measured
             on `devices`, one of which is enough, and which must be like those of the box. Nothing
             is run then, and `memory` is that of each device of the box.
@@ -94,7 +95,7 @@ def tune(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
     Raises:
         TypeError, ValueError, CutError: an argument is wrong, the model cannot be cut for so many
             devices, no plan fits in the memory, or the box lacks a figure.
-        OSError: a file cannot be read or written.
+        OSError: a file cannot be read.
         TuneInterrupted: Ctrl-C, once proposals are known; its `choice` has them. Before that a
             plain KeyboardInterrupt is raised. The file of `resume` is written as soon as
             everything is measured.
