@@ -219,7 +219,10 @@ void require_ordered(const Plan& plan, const Index& index) {
 void require_finished(const Plan& plan, const Index& index,
                       const std::vector<std::size_t>& reached) {
     const auto ended = [&](std::size_t ran, const Row& row) { return ran == row.size(); };
-    if (std::ranges::equal(reached, plan.rows(), ended)) return plan.passed().set();
+    if (std::ranges::equal(reached, plan.rows(), ended)) {
+        plan.passed().set();
+        return;
+    }
     require_ordered(plan, index);
     const auto refuse = [&](int device, std::size_t position, Action input, int stands) {
         const auto owner = static_cast<std::size_t>(plan.device_of(input));
