@@ -48,7 +48,11 @@ def keeps(x: Tensor, rate: float, seed: int, place: Tensor | None) -> Tensor:
     return (words >= threshold(rate)).view(x.shape)
 
 
-_dropout = define("dropout(Tensor x, float rate, int seed, Tensor? place) -> Tensor", masked)
+def _like(x: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+_dropout = define("dropout(Tensor x, float rate, int seed, Tensor? place) -> Tensor", masked, _like)
 
 
 class _Dropout(torch.autograd.Function):

@@ -15,7 +15,7 @@ from torch import Tensor
 _library = torch.library.Library("pykern", "DEF")
 
 
-def define(schema: str, twin: Callable[..., Any]) -> Any:
+def define(schema: str, twin: Callable[..., Any], like: Callable[..., Any] | None = None) -> Any:
     """Defines `torch.ops.pykern.<name>` and returns it.
 
     An operation computes without autograd: forward and backward are two operations, and an
@@ -27,12 +27,14 @@ def define(schema: str, twin: Callable[..., Any]) -> Any:
         twin: computes the operation in plain torch, on any device; also for meta tensors. The
             function of the same name in the module of the same name of `pykern.kernels.gpu`
             launches the Triton kernels.
+        like: the results without values, for fake tensors; None for those of the twin, which are
+            slow where that calls many operations.
     """
     name = schema.split("(", 1)[0]
     _library.define(schema)
     _library.impl(name, twin, "CPU")
     _library.impl(name, _Launcher(twin), "CUDA")
-    torch.library.register_fake(f"pykern::{name}", twin, lib=_library)
+    torch.library.register_fake(f"pykern::{name}", like or twin, lib=_library)
     return getattr(torch.ops.pykern, name).default
 
 
