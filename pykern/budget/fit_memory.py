@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from operator import itemgetter
 
 from ..plan import Action, Kind, Plan
 from ..plan.inputs import inputs
 from .level_costs import BACKWARD, HeldBytes, StageCosts, StageLevel
+
+_STAGE = itemgetter(1)
 
 
 def most_held(
@@ -94,9 +97,12 @@ def _most(
 ) -> float:
     """The peak of one device. Keys are those of `_by_others`, of all rows of the plan."""
     added = _by_others(row, held)
+    adders = {stage for _, stage, _ in added}
     # By device and number of its actions that have run: the bytes that these have released.
     let_go = [
-        [0.0, *accumulate(added.get(key, 0.0) for key in of)] if added else [0.0] * (len(of) + 1)
+        [0.0] * (len(of) + 1)
+        if adders.isdisjoint(map(_STAGE, of))
+        else [0.0, *accumulate(added.get(key, 0.0) for key in of)]
         for of in keys
     ]
     # Most devices add nothing, at any time.
@@ -141,7 +147,7 @@ def _clocks(plan: Plan) -> dict[Action, list[int]]:
                 if not needed <= clocks.keys():
                     break
                 seen = [now[device], *(clocks[each] for each in needed)]
-                clock = [max(each) for each in zip(*seen, strict=True)]
+                clock = [*map(max, *seen)] if needed else [*now[device]]
                 done[device] += 1
                 clock[device] = done[device]
                 clocks[action] = now[device] = clock
