@@ -56,6 +56,7 @@ class Executor:
         stages: those of the first replica, which have the parameters.
         in_one_memory: whether all actions may read what one action has written; False on GPUs.
         ties: what stages share.
+        overlaps: whether batches of a stream may overlap.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Executor:
         self.ties = Ties(stages)
         self.driver = driver
         self.in_one_memory = not isinstance(driver, Streams)
+        self.overlaps = True
         self._observers: list[Observer] = []
         self._failures = Failures(driver.where)
         self._plan = plan
@@ -210,7 +212,8 @@ class Executor:
         """A flow for batches from number `first` on; None while batches have to run one by one."""
         self._refuse_flow()
         # Observers must see each batch as a step of its own.
-        if self._observers or any(stage.draws.possible for stage in self._stages):
+        apart = self._observers or not self.overlaps
+        if apart or any(stage.draws.possible for stage in self._stages):
             return None
         driver, plan = self.driver, self._plan
         flow: Flow
