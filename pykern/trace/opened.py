@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from inspect import signature
+from typing import Any
 
 import torch
 from torch import nn
@@ -160,6 +162,25 @@ def require_openable(opened: Iterable[nn.Module], model: nn.Module) -> None:
             name = names[module] or "the model"
             remedy = "Have stages begin outside of it" if names[module] else "Only layers may"
             raise CutError(f"{name} ({type(module).__name__}) {reason}. {remedy}")
+
+
+def refuse_nested(module: nn.Module, name: str | None, args: Any, kwargs: Any) -> None:
+    """Raises CutError where torch would make nested tensors in a call that it makes otherwise here.
+
+    While a forward is recorded, torch takes the path for padded tensors, whose values differ.
+    """
+    is_fast = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
+    if not (is_fast and isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor):
+        return
+    given = signature(nn.TransformerEncoder.forward).bind(module, *args, **kwargs).arguments
+    trains = torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters())
+    is_padded = given.get("src_key_padding_mask") is not None and given.get("mask") is None
+    if is_padded and not (trains or module.layers[0].training):
+        raise CutError(
+            f"{name or 'the model'} (TransformerEncoder) makes nested tensors of padded batches in "
+            "eval mode, which a cut within it would lose. Make it with enable_nested_tensor=False, "
+            "or keep it whole (whole=[...])"
+        )
 
 
 def _size(module: nn.Module) -> int:

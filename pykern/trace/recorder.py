@@ -29,6 +29,7 @@ from .generators import Generators
 from .gpus import gpu_of, on_gpu, shared_gpu
 from .numbered_tensors import NumberedTensors
 from .objects import HandedIn, Holdings
+from .opened import refuse_nested
 from .origins import Origins
 from .tape import Instruction, Read, Tape, modes_now, rest_of
 from .values import Home, Ref, held_of
@@ -138,6 +139,7 @@ class Recorder(TorchFunctionMode):
         """Calls a module of the model, which stays whole unless it is opened."""
         name = self._name_of.get(module)
         if name is None or module in self._opened or isinstance(module, nn.ModuleList):
+            refuse_nested(module, name, args, kwargs)
             return call(module, *args, **kwargs)
         refuse_transforms(name)
         self._refuse_checkpoint(name)
@@ -145,8 +147,7 @@ class Recorder(TorchFunctionMode):
         writes = self._crossings.watch([*tensors_in((args, kwargs)), *objects.tensors])
         number = len(self._instructions)
         self._crossings.before(module)
-        given = args, kwargs, objects.tensors
-        with self._away(), self._crossings.during(module, given, number):
+        with self._away(), self._crossings.during(module, (args, kwargs, objects.tensors), number):
             gpu = gpu_of(module)
             returned = call(module, *on_gpu(gpu, args), **on_gpu(gpu, kwargs))
         self._crossings.after(module, number, returned)

@@ -4,6 +4,7 @@ reason."""
 import inspect
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pykern
 from pykern.trace import CutError
+from tests.support.pipelines import small
 
 from .case import WIDTH, linears
 
@@ -238,3 +240,33 @@ def test_a_model_compiled_as_a_whole() -> None:
     model.compile(backend="eager")
     with pytest.raises(CutError, match=r"the model \(Outer\) is compiled as a whole; compile its"):
         cut(model)
+
+
+class Encoder(nn.Module):
+    """An encoder of padded sequences, with a layer before it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.before = nn.Linear(8, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 3, **options)
+
+    def forward(self, x: Tensor, is_padding: Tensor) -> Tensor:
+        return self.encoder(self.before(x), src_key_padding_mask=is_padding)
+
+
+@pytest.mark.parametrize("mask_check", [True, False])
+def test_nested_tensors_of_an_encoder(mask_check: bool) -> None:
+    x, is_padding = torch.randn(4, 3, 8), torch.tensor([[False, False, True]]).expand(4, -1)
+    model = Encoder(mask_check=mask_check)
+    with small(model, sample=(x[:2], is_padding[:2])) as pipe, torch.no_grad():
+        pipe(x, is_padding)
+        pipe.eval()
+        refused = (
+            r"encoder \(TransformerEncoder\) makes nested tensors .* enable_nested_tensor=False"
+        )
+        with pytest.raises(CutError, match=refused):
+            pipe(x, is_padding)
+        model.encoder.use_nested_tensor = False
+        parts = zip(x.split(2), is_padding.split(2), strict=True)
+        assert torch.equal(pipe(x, is_padding), torch.cat([model(*part) for part in parts]))
