@@ -1,9 +1,7 @@
 """Tensor parallel inside stages: the plain model's numbers, and the bits of shards in one stage."""
 
-import time
 from collections.abc import Callable
 from functools import cache, partial
-from itertools import cycle
 from typing import Any
 
 import pytest
@@ -201,31 +199,6 @@ def test_a_loop_with_all_that_is_usual() -> None:
         assert_same_training(found[:2], wanted[:2])
         assert torch.equal(found[2], wanted[2])
         assert all(map(torch.equal, found[3], wanted[3]))
-
-
-class Late(nn.Module):
-    """Comes late for every third call in one process, for every fourth in another."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self.turns = cycle([0.002] + (2 + rank) * [0.0])
-
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(next(self.turns))
-        return x
-
-
-def streamed(rank: int) -> bool:
-    chain = layers()
-    chain[1:1] = [Late(rank)]
-    with pipeline(mesh_of(2), chain, schedule="interleaved") as pipe, torch.no_grad():
-        x, _ = batch_of(0)
-        output = pipe(x)
-        return all(torch.equal(one, output) for one in pipe.stream(x for _ in range(30)))
-
-
-def test_a_stream_of_several_stages_on_a_device_has_the_bits_of_calls() -> None:
-    assert peers.run(2, streamed) == [True, True]
 
 
 def test_the_norm_of_shards_is_that_of_the_whole() -> None:

@@ -112,10 +112,9 @@ class TensorParallel(Feature):
     def attach(self, made: Made) -> None:
         """Wraps the executor's actions, and keeps its stages, which tell if layers draw numbers."""
         made.executor.watch(self.lanes.around)
-        if made.executor.in_one_memory:
-            # A stream of CPU workers orders the actions of a stage, not of stages on one device.
-            lane_of = self._plan.placement.replicas[0]
-            made.executor.overlaps = len(set(lane_of)) == len(lane_of)
+        # Where batches overlap on CPU workers, stages of a device, and the caller who gathers an
+        # output, would call the device's collectives in no fixed order.
+        made.executor.overlaps = not made.executor.in_one_memory
         self._stages = made.executor.stages
         for stage in self._stages:
             stage.reductions.append(partial(_settle, stage))
