@@ -89,7 +89,8 @@ class Pipeline(Steps):
         check_finite: what must be finite, or a FloatingPointError says which tensor of which stage
             and microbatch is not: "loss", "grads" (also the parameters' gradients, after each
             microbatch; left to the scaler where `step` gets one) or "activations" (also the batch
-            and what layers return). On GPUs each look waits for what it looks at.
+            and what layers return, but for -inf in masks). On GPUs each look waits for what it
+            looks at.
         deferred_batch_norm: whether running statistics of batch normalisation move once in a step,
             by those of the full batch, not once for each microbatch. A step that fails leaves them.
         process_group: of processes that each have such a pipeline and train one model with batches

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import pykern
 from tests.fake_cuda.fake import FakeCuda
 from tests.loop.loops import WIDTH, assert_same, batch, mlp, pipeline, plain_loop_step, twins
+from tests.support.pipelines import small
 from tests.trace.models import Network
 
 LEVELS = ["off", "loss", "grads", "activations"]
@@ -224,6 +225,28 @@ def test_the_values_of_a_recorded_model_are_looked_at() -> None:
             model.get_parameter("blocks.1.up.bias")[0] = torch.nan
         with pytest.raises(FloatingPointError, match=r"layer 'blocks\.1'\[\d+\] has 80 of 80"):
             pipe.step(tokens)
+
+
+class Causal(nn.Module):
+    """Makes a mask with -inf, which goes past its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.encoder(x, mask=mask, is_causal=True)
+
+
+def test_masks_may_hold_minus_infinity() -> None:
+    model, x = Causal(), torch.randn(4, 3, WIDTH)
+    with small(model, sample=x[:2], check_finite="activations") as pipe:
+        pipe.step(x, target=x)
+        x[3, 0, 0] = -torch.inf
+        with pytest.raises(FloatingPointError, match=r"layer 'encoder\.layers\.0'.*microbatch 1"):
+            pipe.step(x, target=x)
 
 
 @dataclass

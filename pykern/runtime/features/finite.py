@@ -85,4 +85,4 @@ class Checks(Feature):
 def _require_finite_in(value: Any, what: str, where: str) -> None:
     for path, leaf in with_paths(value):
         if isinstance(leaf, Tensor):
-            require_finite(leaf, what + path, where)
+            require_finite(leaf, what + path, where, may_mask=not leaf.requires_grad)
