@@ -79,9 +79,10 @@ def require_source(source: str | None) -> None:
 
 
 def _no_module(source: str, name: str) -> ValueError:
+    remedy = "Leave out .py" if name.endswith(".py") else "Run pykern in its folder"
     return ValueError(
-        f"the model must be a function of a module, got '{source}': there is no module {name}. Run "
-        "pykern in its folder"
+        f"the model must be a function of a module, got '{source}': there is no module {name}. "
+        f"{remedy}"
     )
 
 

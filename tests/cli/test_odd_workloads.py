@@ -32,7 +32,7 @@ def word():
         ("odd_workloads:word", "must return a function as loss_fn, got str"),
         (
             "odd_workloads.py:word",
-            "got 'odd_workloads.py:word': there is no module odd_workloads.py",
+            "got 'odd_workloads.py:word': there is no module odd_workloads.py. Leave out .py",
         ),
         ("./odd_workloads:word", "must be module:function, got './odd_workloads:word'"),
     ],
