@@ -28,19 +28,19 @@ inline constexpr int kMaxSlices = 256;
 void require_plan_size(int num_stages, int num_microbatches, int num_slices = 1);
 
 // Whether a plan has passed `check`. Copies of a plan know it, and equality does not ask for it.
+// Any thread may check an immutable plan. Relaxed: a flag that is seen late means one more check.
 class Passed {
    public:
     Passed() = default;
-    Passed(const Passed& other) : passed_(other.passed_.load()) {}
+    Passed(const Passed& other) : passed_(static_cast<bool>(other)) {}
     Passed& operator=(const Passed& other) {
-        passed_ = other.passed_.load();
+        passed_.store(static_cast<bool>(other), std::memory_order_relaxed);
         return *this;
     }
     ~Passed() = default;
 
-    explicit operator bool() const { return passed_; }
-    // Any thread may check an immutable plan.
-    void set() const { passed_ = true; }
+    explicit operator bool() const { return passed_.load(std::memory_order_relaxed); }
+    void set() const { passed_.store(true, std::memory_order_relaxed); }
     friend bool operator==(const Passed& /*one*/, const Passed& /*other*/) { return true; }
 
    private:
