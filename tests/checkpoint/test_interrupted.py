@@ -11,6 +11,7 @@ from torch import nn
 import pykern
 from pykern import checkpoint
 from pykern.optimizers.clipping import clip_grad_norm_
+from tests.diagonal import nightly
 from tests.interrupts import Interrupt, modes
 
 
@@ -33,7 +34,11 @@ def clipping(_: Path) -> Callable[[], object]:
     return lambda: clip_grad_norm_([parameter], 1.0)
 
 
-@pytest.mark.parametrize(("make", "stride"), [(loading, 3), (construction, 801), (clipping, 1)])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("make", "stride"),
+    [(loading, 31), (construction, 801), (clipping, 1), nightly(loading, 3)],
+)
 def test_an_interrupt_leaves_the_modes_of_the_thread(
     tmp_path: Path, make: Callable[[Path], Callable[[], object]], stride: int
 ) -> None:
