@@ -147,7 +147,8 @@ std::vector<UnderWay> Callbacks::under_way() const {
         if (!worker.acting.load(std::memory_order_relaxed)) continue;
         const bool is_seen = worker.seen == worker.number.load(std::memory_order_relaxed);
         const std::int64_t ns = is_seen ? now - worker.since_ns : 0;
-        found.push_back({worker.position.load(std::memory_order_relaxed), ns, worker.thread_id});
+        found.push_back({worker.position.load(std::memory_order_relaxed), ns,
+                         worker.thread_id.load(std::memory_order_relaxed)});
     }
     std::ranges::stable_sort(found, std::ranges::greater(), &UnderWay::ns);
     return found;
@@ -164,7 +165,8 @@ void Callbacks::abandon() {
 void Callbacks::interrupt_actions() {
     for (const Worker& worker : workers_) {
         if (!worker.acting.load(std::memory_order_relaxed)) continue;
-        PyThreadState_SetAsyncExc(worker.thread_id, PyExc_KeyboardInterrupt);
+        PyThreadState_SetAsyncExc(worker.thread_id.load(std::memory_order_relaxed),
+                                  PyExc_KeyboardInterrupt);
     }
 }
 
@@ -216,7 +218,7 @@ void Callbacks::suspend(int worker) noexcept {
 
 bool Callbacks::enter(int worker) noexcept {
     Worker& self = workers_[static_cast<std::size_t>(worker)];
-    self.thread_id = PyThread_get_thread_ident();
+    self.thread_id.store(PyThread_get_thread_ident(), std::memory_order_relaxed);
     // A context is entered by one thread at a time, so each worker has a copy of the caller's.
     self.context = py::reinterpret_steal<py::object>(PyContext_Copy(context_.ptr()));
     if (!self.context || PyContext_Enter(self.context.ptr()) != 0) {

@@ -65,10 +65,10 @@ class Callbacks : public Client {
    private:
     struct Worker {
         PyThreadState* state = nullptr;
-        unsigned long thread_id = 0;  // of the thread that entered the step in its name
-        // The worker alone writes these three, with the interpreter lock. They are atomic for who
+        // The worker alone writes these four, with the interpreter lock. They are atomic for who
         // looks without the lock. Relaxed: whoever looks either has the lock or knows that it does
         // not change hands, and reads nothing else through them.
+        std::atomic<unsigned long> thread_id = 0;  // that entered the step in the worker's name
         std::atomic<bool> acting = false;
         std::atomic<Position> position = 0;     // while acting
         std::atomic<std::uint64_t> number = 0;  // of the action, among all the worker has begun
