@@ -131,8 +131,16 @@ def _is_sparse(value: Any) -> bool:
 def _with_entries(first: Tensor, *added: Tensor) -> Tensor:
     """The first sparse tensor with the entries of the others; a copy of it without others."""
     indices, values = zip(*map(dense_parts, (first, *added)), strict=True)
-    made = torch.sparse_coo_tensor(
-        torch.cat(indices, 1), torch.cat(values), first.shape, check_invariants=False
+    # Of the ways to make one, torch 2.11 looks at invariants in all others, and warns of that.
+    made: Tensor = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+        first.sparse_dim(),
+        first.dense_dim(),
+        first.shape,
+        torch.cat(indices, 1),
+        torch.cat(values),
+        dtype=first.dtype,
+        layout=first.layout,
+        device=first.device,
     )
     if not added:
         return made
