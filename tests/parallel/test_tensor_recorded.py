@@ -170,7 +170,9 @@ def test_a_llama_of_hugging_face(schedule: str) -> None:
     wanted.backward()
     gradients = {name: p.grad for name, p in plain.named_parameters()}
     for loss, found in peers.run(2, llama_step, schedule):
-        assert abs(loss - wanted) <= NEAR
+        # transformers computes losses in float32; their mean is rounded once more for each.
+        assert loss.dtype is wanted.dtype is torch.float32
+        assert abs(loss - wanted) <= 4 * torch.finfo(loss.dtype).eps * wanted
         assert_near(found, gradients, NEAR)
 
 
