@@ -131,7 +131,7 @@ def _is_sparse(value: Any) -> bool:
 def _with_entries(first: Tensor, *added: Tensor) -> Tensor:
     """The first sparse tensor with the entries of the others; a copy of it without others."""
     indices, values = zip(*map(dense_parts, (first, *added)), strict=True)
-    # Of the ways to make one, torch 2.11 looks at invariants in all others, and warns of that.
+    # In any other way, torch 2.11 asks whether to look at invariants, and warns of that.
     made: Tensor = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
         first.sparse_dim(),
         first.dense_dim(),
