@@ -1,5 +1,6 @@
 """Operations in inference mode, which torch hands over in other sizes, count as others do."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,6 +35,16 @@ def called(mode: Any, counting: Any, cast: bool) -> Tensor:
         return model(x)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """With more, torch runs products in other ways where their parts are called one by one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("cast", [False, True])
 def test_products_in_inference_mode_are_counted(cast: bool) -> None:
     """Those within a linear layer, a convolution or an attention counted as 0."""
