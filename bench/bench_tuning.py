@@ -13,6 +13,7 @@ def test_predicted_steps_beside_measured_ones(smoke: bool) -> None:
     assert all(predicted.error(one) >= 0 for one in found)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("model", tuning.SUBJECTS)
 def test_the_choice_beside_every_plan(model: str, smoke: bool) -> None:
     if not smoke:
