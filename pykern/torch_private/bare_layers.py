@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import has_torch_function_unary
 
 from .intercepting import here, include, key
 
@@ -47,12 +48,14 @@ def bare_dropout(layer: nn.Dropout) -> BareCall:
 
     def dropout(input: Any) -> Any:
         inner = here.inner
-        # torch draws in other ways from nested tensors, and not at all with p = 0 or p = 1.
+        # torch draws in other ways from nested tensors, and not at all with p = 0 or p = 1. A mode
+        # of the caller's is given the dropout itself.
         if (
             inner is None
             or (own := inner.generator) is None
             or inner._outer is not None
             or type(input) is not Tensor
+            or has_torch_function_unary(input)
             or not input.is_cpu
             or input.is_nested
             or layer.inplace

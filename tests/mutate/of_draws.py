@@ -33,6 +33,7 @@ OF_DRAWS = (
         ("        except KeyError:\n", "        except IndexError:\n"),
         ("            or inner._outer is not None\n", ""),
         ("            or type(input) is not Tensor\n", ""),
+        ("            or has_torch_function_unary(input)\n", ""),
         ("            or input.is_nested\n", ""),
         ("            or layer.inplace\n", ""),
         ("            or not layer.training\n", ""),

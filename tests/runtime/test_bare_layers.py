@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import prune
+from torch.overrides import TorchFunctionMode
 
 import pykern
 from pykern.torch_private import Interceptor, watch_draws
@@ -67,17 +68,17 @@ VALUES: dict[str, Callable[[], Tensor]] = {
 }
 
 
-def outcome(call: Callable[[Tensor], Tensor], value: Tensor) -> Any:
-    """The result, or the error in its place."""
+def outcome(call: Callable[[Tensor], Tensor], value: Tensor) -> Tensor | type[RuntimeError]:
+    """The result, or the type of the error: torch drops no complex values, nor any in a leaf."""
     try:
         return call(value)
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         return type(error)
 
 
 def same(found: Any, wanted: Any) -> bool:
     if not isinstance(wanted, Tensor):
-        return bool(found == wanted)
+        return bool(found is wanted)
     return (
         torch.equal(found, wanted)
         and found.dtype == wanted.dtype
@@ -274,6 +275,27 @@ def test_subclasses_are_given_the_dropout_itself() -> None:
     with Giving():
         bare(nn.Dropout())(value)
     assert Noted.called == ["dropout"]
+
+
+class Called(TorchFunctionMode):
+    """Notes the functions that are called within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Dropout()])
+def test_a_mode_is_given_what_the_layer_gives_it(layer: nn.Module) -> None:
+    with Called() as plain:
+        layer(squares())
+    with Giving(), Called() as found:
+        bare(layer)(squares())
+    assert found.names == plain.names
 
 
 def test_draws_after_a_bare_dropout_are_intercepted() -> None:
