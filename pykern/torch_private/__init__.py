@@ -30,6 +30,12 @@ from .intercepting import (
     takes_generator,
     watch_draws,
 )
+from .shared_settings import (
+    SharedSettings,
+    changed_settings,
+    set_shared_settings,
+    shared_settings,
+)
 
 __all__ = [
     "HOOKS",
@@ -38,7 +44,9 @@ __all__ = [
     "DispatchMode",
     "Interceptor",
     "Operation",
+    "SharedSettings",
     "call_in_mode",
+    "changed_settings",
     "checked_backward",
     "checkpoints_ended",
     "compiler",
@@ -64,6 +72,8 @@ __all__ = [
     "set_grad",
     "set_interceptor",
     "set_multithreading",
+    "set_shared_settings",
+    "shared_settings",
     "storage_of",
     "stream_setter",
     "takes_generator",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..tensors.trees import Call, map_tree
 from .between import why_not
+from .call_modes import modes_now
 from .cut_tape import CutTape, Environment
 from .errors import CutError, UnseenTensor, Unsettled
 from .key import key_of_call
@@ -28,7 +29,7 @@ from .recorder import Recorder
 from .routes import Direct, everywhere
 from .segment import Segment
 from .state_reader import StateReader
-from .tape import Tape, modes_now
+from .tape import Tape
 from .tape_cache import Key, Moment, TapeCache
 from .untouched import Untouched
 from .values import held_in
@@ -127,7 +128,8 @@ class Traced:
                 inputs, called = key_of_call((args, kwargs))
                 values = dict(enumerate(inputs))
                 known = self._cut_tapes.of((called, now))
-                found = next((one for one in known if self._holds(one, values)), None)
+                holding = (one for one in known if not one.tape.reads or self._holds(one, values))
+                found = next(holding, None)
                 if found is None:
                     self.before_recording()
                     tape = self._record_settled((args, kwargs))
@@ -229,8 +231,6 @@ class Traced:
 
     def _holds(self, cut_tape: CutTape, values: dict[int, Any]) -> bool:
         reads = cut_tape.tape.reads
-        if not reads:
-            return True
         held = {held for read in reads for held in read.held}
         model = self._model
         parameters = {one.key: model.get_parameter(one.name) for one in held if one.is_parameter}

@@ -20,6 +20,7 @@ from ..modes import as_before, set_function_modes
 from ..tensors.trees import Call, flatten, leaves_of, map_tree, tensors_in
 from ..torch_private import checkpoints_ended, function_modes, top_hooks
 from ..user_code import user_line
+from .call_modes import modes_now, modes_within
 from .calls import kinds_of, told, told_to
 from .crossings import Crossings
 from .errors import CutError, UnseenTensor
@@ -31,7 +32,7 @@ from .numbered_tensors import NumberedTensors
 from .objects import HandedIn, Holdings
 from .opened import refuse_nested
 from .origins import Origins
-from .tape import Instruction, Read, Tape, modes_now, rest_of
+from .tape import Instruction, Read, Tape, rest_of
 from .values import Home, Ref, held_of
 
 _T = TypeVar("_T")
@@ -193,13 +194,12 @@ class Recorder(TorchFunctionMode):
             for number, tensor in zip(before, written, strict=True)
             if number is not None and not any(tensor is leaf for leaf in tensors_in(returned))
         ]
-        modes = modes_now()
         instruction = Instruction(
             target,
             arguments,
             results,
             after,
-            None if modes == self._modes else modes,
+            modes_within(self._modes),
             user_line(),
             rest,
             [number for number in before if number is not None],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +11,10 @@ from torch import Tensor
 
 from ..once import once
 from ..tensors.trees import flatten
+from .call_modes import Modes, under
 from .errors import CutError, ReplayError
 from .objects import HandedIn
 from .values import PLAIN, Build, Held, Here, Ref, builder, held_in, key_of, refs_in
-
-# Whether gradients are on, and autocast: the device type, and its type or None where it is off.
-Modes = tuple[bool, tuple[tuple[str, torch.dtype | None], ...]]
 
 # Arguments by name, of a call that has none.
 _NONE: dict[str, Any] = {}
@@ -115,7 +112,7 @@ class Instruction:
         if self.modes is None:
             returned = function(*args, **kwargs)
         else:
-            with _under(self.modes):
+            with under(self.modes):
                 returned = function(*args, **kwargs)
         is_one = isinstance(returned, Tensor) and len(self.results) == 1 and self.rest is None
         if is_one and not (self.written or self.shapes):
@@ -265,23 +262,6 @@ def rest_of(leaves: Sequence[Any]) -> list[Any]:
         else type(leaf)
         for leaf in leaves
     ]
-
-
-def modes_now() -> Modes:
-    """The modes of this thread."""
-    cpu = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    cuda = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    return torch.is_grad_enabled(), (("cpu", cpu), ("cuda", cuda))
-
-
-def _under(modes: Modes) -> ExitStack:
-    grad, autocast = modes
-    stack = ExitStack()
-    stack.enter_context(torch.set_grad_enabled(grad))
-    for kind, dtype in autocast:
-        if dtype is not None or torch.is_autocast_enabled(kind):
-            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
-    return stack
 
 
 def _alike(now: Sequence[Any], then: Any) -> bool:

@@ -21,6 +21,7 @@ from ..driver import Callbacks, Failure, Located, Program
 from ..failures import place_of
 from ..host_memory import OneMemory
 from ..profiled import follow_profiler
+from ..settings_kept import settings_kept
 from ..stage.stage import Stage
 from ..timeout import PipelineStalled
 from .freed_memory import keep_freed_memory
@@ -97,8 +98,9 @@ class Workers:
         # compiles all code there. On a worker neither outlasts the step.
         if caller.has_grad_alone and compiler() is None and self.core.is_short(program):
             return self.core.run_short(program, callbacks)
+        run = partial(self.core.run, program, callbacks, caller, None, _STALLED)
         with _C.Undo(caller.restore_threads):
-            return self.core.run(program, callbacks, caller, None, _STALLED)
+            return run() if self.num_devices == 1 else settings_kept(run)
 
     def run_flow(self, flow: WorkerFlow, callbacks: Callbacks) -> list[Failure]:
         """Runs the batches that the flow is fed; returns the failures. The caller has the claim."""

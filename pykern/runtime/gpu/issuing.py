@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from ... import _C
@@ -10,6 +11,7 @@ from ...plan import Kind
 from ...torch_private import set_multithreading
 from ..caller_state import CallerState
 from ..driver import Failure
+from ..settings_kept import settings_kept
 from .cuda import Gpus
 from .ring_transport import StreamCallback
 
@@ -39,7 +41,8 @@ class Issuer:
         """Issues a step after the current streams; returns the failures."""
         if self._threads is not None:
             carry = _carry(CallerState(1), gpus)
-            return core.run_by(self._threads, program, calls, carry, gpus.callers(), traced)
+            by = partial(core.run_by, self._threads, program, calls, carry)
+            return settings_kept(partial(by, gpus.callers(), traced))
         callers = gpus.callers()
         with gpus.step():
             return core.run(program, calls, callers, replay=False, traced=traced)
