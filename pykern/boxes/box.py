@@ -152,14 +152,7 @@ class Box:
             "host": self.host,
         }
         for key, part in parts.items():
-            for name, value in vars(part).items():
-                # Nodes are numbers from 0.
-                if isinstance(value, int | float) and name != "numa_node":
-                    yield f"{key}.{name}", value
-                elif isinstance(value, tuple):
-                    for place, of in enumerate(value):
-                        if isinstance(of, RateBySize):
-                            yield from _numbers_of(of, f"{key}.{name}[{place}]")
+            yield from _numbers_of(part, key)
 
     def require_devices(self, count: int) -> None:
         """Refuses more devices than there are."""
@@ -202,10 +195,15 @@ class Box:
         return replace(self, name=name, devices=self.devices[:count], links=tuple(links))
 
 
-def _numbers_of(rate: RateBySize, key: str) -> Iterator[tuple[str, float]]:
-    for name, value in vars(rate).items():
-        if value is not None:
+def _numbers_of(part: object, key: str) -> Iterator[tuple[str, float]]:
+    for name, value in vars(part).items():
+        # Nodes are numbers from 0.
+        if isinstance(value, int | float) and name != "numa_node":
             yield f"{key}.{name}", value
+        elif isinstance(value, tuple):
+            for place, of in enumerate(value):
+                if isinstance(of, RateBySize):
+                    yield from _numbers_of(of, f"{key}.{name}[{place}]")
 
 
 def _below(count: int, group: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..runtime.microbatch import to_device
+from ..trace import is_list
 
 
 @contextmanager
@@ -39,8 +40,7 @@ def _bring(device: torch.device, _: nn.Module, args: Any, kwargs: Any) -> tuple[
 def _placed(module: nn.Module) -> Iterator[tuple[nn.Module, torch.device]]:
     """The outermost modules that are called and lie on one device, each with the device."""
     devices = {tensor.device for tensor in chain(module.parameters(), module.buffers())}
-    is_called = type(module).forward is not nn.Module.forward
-    if len(devices) == 1 and is_called and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+    if len(devices) == 1 and not is_list(module):
         yield module, devices.pop()
         return
     for child in module.children():

@@ -86,9 +86,9 @@ def _profile(
     return replace(report_of(seen), more=tables, details=_works(middle))
 
 
-def _span(ran: Recorded) -> Span:
+def _span(ran: Recorded, since_ns: int = 0) -> Span:
     start, end = ran.gpu_ns or (ran.start_ns, ran.end_ns)
-    return Span(ran.action, start, end)
+    return Span(ran.action, start - since_ns, end - since_ns)
 
 
 def timeline_of(step: RecordedStep) -> Timeline:
@@ -96,14 +96,14 @@ def timeline_of(step: RecordedStep) -> Timeline:
     actions = [ran for ran in step.ran if ran.action.kind not in _MOVES]
     rows: list[list[Span]] = [[] for _ in range(1 + max(ran.device for ran in actions))]
     for ran in actions:
-        rows[ran.device].append(_since(step, ran))
+        rows[ran.device].append(_span(ran, step.start_ns))
     return Timeline([sorted(row, key=lambda span: span.start_ns) for row in rows])
 
 
 def _copies(step: RecordedStep) -> Timeline:
     """The copies between devices of a step, each in a row of its own: they may overlap."""
     moved = (ran for ran in step.ran if ran.action.kind in (Kind.COPY_F, Kind.COPY_B))
-    return Timeline([[_since(step, ran)] for ran in moved])
+    return Timeline([[_span(ran, step.start_ns)] for ran in moved])
 
 
 def _works(step: RecordedStep) -> dict[str, Timeline]:
@@ -127,11 +127,6 @@ def _works(step: RecordedStep) -> dict[str, Timeline]:
 
 def _by_key(rows: Mapping[Any, list[Span]]) -> list[list[Span]]:
     return [sorted(rows[key], key=lambda span: span.start_ns) for key in sorted(rows)]
-
-
-def _since(step: RecordedStep, ran: Recorded) -> Span:
-    span = _span(ran)
-    return Span(span.action, span.start_ns - step.start_ns, span.end_ns - step.start_ns)
 
 
 def plan_of(timeline: Timeline) -> Plan:

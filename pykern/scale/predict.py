@@ -115,10 +115,8 @@ def predict(
     timeline = simulate(plan, costs)
     ends_ns, reduction_ns = _reductions(job, mesh, timeline, parts)
     exposed_ns = max(0.0, ends_ns - timeline.makespan_ns)
-    sums, num_passes = (
-        of_each(parts, lambda part: sums_ns(job, mesh, part)),
-        2 + (job.recompute == "layer"),
-    )
+    sums = of_each(parts, lambda part: sums_ns(job, mesh, part))
+    num_passes = 2 + (job.recompute == "layer")
     shares = of_each(parts, lambda part: part.num_parameters / layout.tensor)
     held = max(by_device(plan, shares))
     owned = held / (layout.data if job.zero else 1)

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
-from .copied import copied
 from .errors import CutError
 from .tape import Instruction, Tape
 from .values import refs_in
@@ -54,10 +53,36 @@ class Between:
         return [piece for piece, where in enumerate(self._stage_of) if where == stage]
 
     def _copied(self, stage: int) -> list[int]:
-        pieces = self.pieces_of(stage)
-        first, last = pieces[0], pieces[-1]
-        span = range(self._ends[first - 1] if first else 0, self._ends[last])
-        return copied(self._tape, span, stage, self.makers, self.users)
+        """The values of the batch, or of earlier stages, in whose memory a stage writes.
+
+        The stage copies them when it begins, so that the views that it makes are views of the
+        copies. Raises CutError where a write would be lost, because others use the memory as well.
+        """
+        pieces, tape, users = self.pieces_of(stage), self._tape, self.users
+        found: set[int] = set()
+        for number in range(self._ends[pieces[0] - 1] if pieces[0] else 0, self._ends[pieces[-1]]):
+            for value in tape.instructions[number].overwritten:
+                shared = {value, *tape.aliases[value]} & users.keys()
+                others = {one for one in shared if self.makers.get(one) != stage}
+                come = sorted(one for one in others if stage in users[one])
+                if not come:
+                    continue
+                following = tape.instructions[number:]
+                later = {read for one in following for read in one.reads}
+                base = value if value in come else come[0]
+                unseen = (others & later.union(refs_in(tape.output))) - {base}
+                if value != base:
+                    # A view is one of one value, which the next stages have from elsewhere.
+                    unseen.update(come[1:], [base] if users[base][-1] > stage else [])
+                if unseen:
+                    is_made = base in self.makers
+                    whose = f"a tensor of stage {self.makers[base]}" if is_made else "an argument"
+                    raise CutError(
+                        f"{tape.instructions[number].where}, in stage {stage}, writes into {whose} "
+                        "of which a view is used as well. Cut elsewhere, or write into a copy"
+                    )
+                found.add(base)
+        return sorted(found)
 
     def _users(self) -> dict[int, list[int]]:
         users: dict[int, list[int]] = {}
@@ -96,16 +121,11 @@ class Between:
 
 def why_not(tape: Tape, ends: Sequence[int], piece: int) -> str | None:
     """The reason why no stage can begin with a piece; None where one can."""
-    if not piece or not may_refuse(tape):
+    writes = any(instruction.overwritten for instruction in tape.instructions)
+    if not piece or not (tape.crossings or tape.in_buffers or writes):
         return None
     try:
         Between(tape, ends, [int(number >= piece) for number in range(len(ends))])
     except CutError as error:
         return str(error)
     return None
-
-
-def may_refuse(tape: Tape) -> bool:
-    """Whether any cut of the tape can be refused: only where something is written or left."""
-    writes = any(instruction.overwritten for instruction in tape.instructions)
-    return bool(tape.crossings or tape.in_buffers or writes)

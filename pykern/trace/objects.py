@@ -131,16 +131,9 @@ class Holdings:
 
     def carrier_of(self, leaf: Any) -> int | None:
         """The number of the root that a leaf is; None for other leaves and for roots not copied."""
-        return next(
-            (
-                number
-                for number, (root, found) in enumerate(
-                    zip(self.roots, self.shells.roots, strict=True)
-                )
-                if root is leaf and found is not None
-            ),
-            None,
-        )
+        copied = zip(self.roots, self.shells.roots, strict=True)
+        is_it = [root is leaf and found is not None for root, found in copied]
+        return is_it.index(True) if any(is_it) else None
 
     def _visit(self, thing: Any, steps: tuple[Hop, ...], around: tuple[int, ...]) -> int | None:
         """The number of a thing; None where copies may share it."""

@@ -46,7 +46,11 @@ class Routes:
         self._ways: list[dict[int, list[int]]] = [{} for _ in range(num_stages + 1)]
         for value in sorted(users):
             at = makers.get(value, BATCH)
-            if at == BATCH and value not in trained and _all_direct(users[value], direct):
+            if (
+                at == BATCH
+                and value not in trained
+                and all(user == 0 or direct(BATCH, user) for user in users[value])
+            ):
                 for user in users[value]:
                     self._send(value, BATCH, user)
                 continue
@@ -74,7 +78,3 @@ class Routes:
     def leaving(self, stage: int) -> set[int]:
         """All values that leave a stage."""
         return {value for values in self._ways[stage + 1].values() for value in values}
-
-
-def _all_direct(users: list[int], direct: Callable[[int, int], bool]) -> bool:
-    return all(user == 0 or direct(BATCH, user) for user in users)
