@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import sys
 import types
 from collections.abc import Iterator
 from functools import partial
@@ -10,7 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from .reach import is_foreign
+# Objects of these are not those of a model.
+_FOREIGN = sys.stdlib_module_names | {"torch", "pykern", "numpy"}
 
 
 def functions_of(module: nn.Module) -> list[types.FunctionType]:
@@ -59,23 +61,36 @@ def content_of(cell: types.CellType) -> Any:
         return None
 
 
+def is_foreign(thing: Any) -> bool:
+    """Whether a class, a function or a file is one of Python's, torch's, numpy's or pykern's."""
+    place = "__name__" if isinstance(thing, types.ModuleType) else "__module__"
+    return (getattr(thing, place, None) or "").partition(".")[0] in _FOREIGN
+
+
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function, and of all functions in it: also those of expressions are such."""
+    yield code
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            yield from codes_in(part)
+
+
 def attribute_names(code: types.CodeType) -> set[str]:
     """The names and texts in a function's code, by which it may read attributes and keys."""
-    found = set(code.co_names)
-    constants = list(code.co_consts)
-    while constants:
-        constant = constants.pop()
-        if isinstance(constant, str):
-            found.add(constant)
-        elif isinstance(constant, types.CodeType):
-            found |= attribute_names(constant)
-        elif isinstance(constant, tuple | frozenset):
-            constants += constant
+    found: set[str] = set()
+    for part in codes_in(code):
+        found.update(part.co_names)
+        constants = list(part.co_consts)
+        while constants:
+            constant = constants.pop()
+            if isinstance(constant, str):
+                found.add(constant)
+            elif isinstance(constant, tuple | frozenset):
+                constants += constant
     return found
 
 
 def global_names(code: types.CodeType) -> set[str]:
     """The names of globals that a function's code reads."""
-    codes = [part for part in code.co_consts if isinstance(part, types.CodeType)]
-    found = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
-    return found.union(*map(global_names, codes))
+    steps = (step for part in codes_in(code) for step in dis.get_instructions(part))
+    return {step.argval for step in steps if step.opname == "LOAD_GLOBAL"}

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from ..tensors.sparse import are_equal
 from ..torch_private import version_of
-from .reach import is_foreign
+from .code_names import is_foreign
 from .values import PLAIN
 
 # How many objects lie between a module and what is copied.
@@ -199,10 +199,6 @@ class HeldContents:
             self._ways.append(partial(_put_parameter, parameter, held, before))
 
 
-def _are_same(now: Sequence[object], then: Sequence[object]) -> bool:
-    return len(now) == len(then) and all(map(is_, now, then))
-
-
 def _put_attributes(attributes: dict[str, Any], before: Mapping[str, Any]) -> None:
     # One by one: another thread may read them.
     for name in attributes.keys() - before.keys() - {_GRADIENT}:
@@ -220,7 +216,8 @@ def _entries(kind: type[Any], thing: Any) -> list[Any]:
 
 
 def _put_entries(thing: Any, kind: type[Any], before: Sequence[Any]) -> None:
-    if _are_same(_entries(kind, thing), before):
+    now = _entries(kind, thing)
+    if len(now) == len(before) and all(map(is_, now, before)):
         return
     if kind not in _MAPPINGS:
         _WRITES[kind](thing, before)

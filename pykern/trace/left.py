@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
@@ -28,15 +29,12 @@ class Left:
 
     def __init__(self, model: nn.Module, opened: Collection[nn.Module]) -> None:
         self._places: dict[nn.Module, dict[int, Place]] = {}
-        times: dict[int, int] = {}
         for parent in model.modules():
             if parent in opened:
                 for child in parent.children():
                     if child not in opened and child not in self._places:
                         self._places[child] = places_of(child.modules())
-        for places in self._places.values():
-            for key in places:
-                times[key] = times.get(key, 0) + 1
+        times = Counter(key for places in self._places.values() for key in places)
         # Calls of one module change what others can read as well.
         self._shared = {
             key: place

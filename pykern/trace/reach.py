@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import re
-import sys
 import threading
 import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .code_names import attribute_names, codes_in, content_of, is_foreign
 from .sources import source_of
 from .state import TORCHS, described
 from .values import PLAIN
@@ -22,8 +22,6 @@ from .values import PLAIN
 _DEPTH = 8
 # Larger dicts and lists, such as vocabularies, are tables, not state.
 _MOST = 1000
-# Objects of these are not those of a model.
-_FOREIGN = sys.stdlib_module_names | {"torch", "pykern", "numpy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +89,14 @@ def _visit_function(function: types.FunctionType, found: dict[int, Place], depth
     code, names = function.__code__, function.__globals__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if id(cell) not in found:
-            found[id(cell)] = Place(name, cell, partial(_content, cell))
-            for value in _content(cell).values():
-                _visit(value, name, found, depth - 1)
-    used = {name for name in code.co_names if name in names}
+            found[id(cell)] = Place(name, cell, partial(_single, content_of, cell))
+            _visit(content_of(cell), name, found, depth - 1)
     # By the function: which of a file's names are looked at differs.
-    for name in used:
+    for name in {name for part in codes_in(code) for name in part.co_names} & names.keys():
         value = names[name]
         if isinstance(value, (*PLAIN, Tensor)) or source_of(name, value) is not None:
             key = hash((id(names), name))
-            found[key] = Place(name, names, partial(_chosen, names, name))
+            found[key] = Place(name, names, partial(_single, names.get, name))
         else:
             _visit(value, name, found, depth - 1)
 
@@ -113,7 +109,7 @@ def _reader(thing: Any) -> Callable[[], Mapping[Any, Any]] | None:
         is_plain = type(thing).__getitem__ is kind.__getitem__
         return partial(_entries, thing) if is_plain and len(thing) <= _MOST else None
     if isinstance(thing, contextvars.ContextVar):
-        return lambda: {"": thing.get(None)}
+        return partial(_single, thing.get, None)
     if isinstance(thing, type | types.ModuleType) or not hasattr(thing, "__dict__"):
         return None
     if isinstance(thing, nn.Module):
@@ -123,26 +119,12 @@ def _reader(thing: Any) -> Callable[[], Mapping[Any, Any]] | None:
     return None if is_foreign(type(thing)) and not is_space else lambda: vars(thing)
 
 
+def _single(get: Callable[..., Any], *of: Any) -> dict[str, Any]:
+    return {"": get(*of)}
+
+
 def _entries(thing: Any) -> Mapping[Any, Any]:
     return thing if isinstance(thing, dict) else dict(enumerate(thing))
-
-
-def _content(cell: types.CellType) -> dict[str, Any]:
-    try:
-        return {"": cell.cell_contents}
-    except ValueError:
-        # Nothing has been put into it yet.
-        return {}
-
-
-def _chosen(names: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {"": names[name]} if name in names else {}
-
-
-def is_foreign(thing: Any) -> bool:
-    """Whether a class, a function or a file is one of Python's, torch's, numpy's or pykern's."""
-    place = "__name__" if isinstance(thing, types.ModuleType) else "__module__"
-    return (getattr(thing, place, None) or "").partition(".")[0] in _FOREIGN
 
 
 def named(place: Place, key: object) -> str:
@@ -166,13 +148,7 @@ def words_of(modules: Iterable[nn.Module]) -> set[str]:
         for value in vars(kind).values()
         if isinstance(value, types.FunctionType)
     ]
-    found: set[str] = set()
-    while codes:
-        code = codes.pop()
-        found.update(code.co_names, code.co_freevars)
-        found.update(part for part in code.co_consts if isinstance(part, str))
-        codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
-    return found
+    return {name for code in codes for name in (*attribute_names(code), *code.co_freevars)}
 
 
 def _joined(name: str, thing: object, key: object) -> str:

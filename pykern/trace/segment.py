@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..torch_private import version_of
 from .cut_tape import Environment, HereOf, Values
 from .tape import Instruction
 from .values import Held, Here, key_of
@@ -80,9 +81,11 @@ class Segment(nn.Module):
         """A buffer where the segment is; the copy of before if it is still like that."""
         if buffer is None or self.device is None or buffer.device == self.device:
             return buffer
-        now = buffer, buffer._version
-        if not _is_same(self._copied.get(key), now) or self._buffers.get(key) is None:
-            self._copied[key] = now
+        then, version = self._copied.get(key, (None, 0))
+        is_same = then is buffer and version_of(buffer) == version
+        # Tensors of inference mode do not count writes.
+        if not is_same or buffer.is_inference() or self._buffers.get(key) is None:
+            self._copied[key] = buffer, version_of(buffer)
             return buffer.to(self.device)
         return self._buffers[key]
 
@@ -97,7 +100,3 @@ class Segment(nn.Module):
         """Runs the segment's piece of the cut tape that the values belong to."""
         piece = env.cut_tape.pieces[self.index]
         return piece(Environment(env.cut_tape, dict(env.values)), self._with, self._modules)
-
-
-def _is_same(then: tuple[Tensor, int] | None, now: tuple[Tensor, int]) -> bool:
-    return then is not None and then[0] is now[0] and then[1] == now[1]

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .code_names import attribute_names, content_of, functions_of, global_names
-from .reach import is_foreign
+from .code_names import attribute_names, content_of, functions_of, global_names, is_foreign
 from .state import TORCHS, Hashed, Same, described, state_of
 from .values import PLAIN
 

@@ -162,7 +162,7 @@ OF_STAGES = (
         ("tests/trace/test_state_reader.py",),
         ("if function.__module__ == type(module).__module__:", "if False:"),
         ("        thing = thing.fget\n", "        return\n"),
-        ('if each.opname == "LOAD_GLOBAL"', "if each.argval in code.co_names"),
+        ('if step.opname == "LOAD_GLOBAL"', "if step.argval in code.co_names"),
         ("[content_of(cell) for cell in function.__closure__ or ()]", "[]"),
         ("        elif isinstance(constant, tuple | frozenset):\n", "        elif False:\n"),
     ),
@@ -194,7 +194,7 @@ OF_STAGES = (
     *mutants(
         "pykern/trace/segment.py",
         ON_GPUS,
-        ("            self._copied[key] = now\n", ""),
-        (" and then[1] == now[1]", ""),
+        ("            self._copied[key] = buffer, version_of(buffer)\n", ""),
+        (" and version_of(buffer) == version", ""),
     ),
 )

@@ -21,6 +21,7 @@ from pykern.runtime.random.seed import StepSeed
 from pykern.runtime.stage.replica import Replica
 from pykern.runtime.stage.stage import Stage
 from pykern.trace import Segment
+from pykern.trace.values import Held
 from tests.diagonal import diagonal
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.models import CASES
@@ -193,3 +194,21 @@ def test_segments_of_a_replica_make_their_tensors_where_it_is() -> None:
         assert isinstance(copied, Segment)
         assert copied.device == expected
         assert segment.device == device
+
+
+def test_a_segment_copies_a_buffer_once_unless_writes_are_not_counted() -> None:
+    """A buffer that was made in inference mode has no version: asking for that raised an error."""
+    model, segment = nn.Module(), Segment(0)
+    model.register_buffer("counted", torch.ones(2))
+    with torch.inference_mode():
+        model.register_buffer("uncounted", torch.ones(2))
+    segment.device = META
+    held = ["counted", "uncounted"]
+    segment.hold_tensors([Held(name, is_parameter=False) for name in held], model)
+    counted, uncounted = (segment.get_buffer(name) for name in held)
+    segment.refresh()
+    assert segment.get_buffer("counted") is counted
+    assert segment.get_buffer("uncounted") is not uncounted
+    model.get_buffer("counted").zero_()
+    segment.refresh()
+    assert segment.get_buffer("counted") is not counted

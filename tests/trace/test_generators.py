@@ -65,6 +65,7 @@ DRAWS: dict[str, tuple[Draw, str]] = {
     "numpy, kept": (lambda module: module.of_numpy.random(), r"Outer\.of_numpy"),
     "Python, kept": (lambda module: module.of_python.random(), r"Outer\.of_python"),
     "numpy, of the file": (lambda _: KEPT.random(), "KEPT"),
+    "numpy, in an expression": (lambda _: sum(KEPT.random() for _ in range(2)), "KEPT"),
 }
 
 
