@@ -34,7 +34,8 @@ class Budget:
         num_bytes: the bytes that each device may hold in activations and in workspace of its
             actions: one number for all devices or one for each. Parameters, gradients, optimizer
             states and reserves of an allocator are not counted.
-        sample: an input of the first layer, as large as one microbatch.
+        sample: an input as large as one microbatch, as for `Pipeline`: a tuple has the arguments
+            of the first layer.
         target: the second argument of the loss for the sample; None if `step` gets no target.
         stash: whether "ops+stash" may be chosen, which changes gradients.
     """
@@ -68,7 +69,8 @@ class Budget:
         levels: tuple[Level, ...] = (*_KEEP_BITS, "ops+stash") if self.stash else _KEEP_BITS
         try:
             split = plan.has(Kind.I)
-            trials = StageTrials(stages, (self.sample,), losses, split=split, timed=True)
+            arguments = self.sample if isinstance(self.sample, tuple) else (self.sample,)
+            trials = StageTrials(stages, arguments, losses, split=split, timed=True)
             costs = trials.costs(levels)
         except BaseException as error:
             add_note(error, "raised while the sample of a Budget ran")

@@ -18,7 +18,7 @@ from ..trace.origins import Origins
 from ..trace.routes import Direct
 from .balance import Balance, Partition, as_chain, partition
 from .layers import refuse_hooks, refuse_lazy
-from .profile import as_in_training, kept_state
+from .profile import FirstArguments, as_in_training, kept_state
 from .split_points import SplitAt, counts_at, names_of, whole_names
 from .unequal import ALIKE, StageDevices
 
@@ -48,9 +48,9 @@ class Chain:
         self.taken = frozenset(name for layer in layers for name in keywords_of(layer))
         self.of_first = frozenset[str]() if not layers else keywords_of(layers[0])
 
-    def first_input(self, sample: Any) -> Any:
-        """The input of the first layer for a sample, which may be a tuple of one argument."""
-        return sample[0] if isinstance(sample, tuple) and len(sample) == 1 else sample
+    def first_arguments(self, sample: Any) -> tuple[Any, ...]:
+        """The arguments of the first layer for a sample: a tuple of them, or the only one."""
+        return sample if isinstance(sample, tuple) else (sample,)
 
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
         """Ignores the layers and the device of each stage, which only recorded models need."""
@@ -78,13 +78,12 @@ class Chain:
             refuse_hooks(self.root)
 
 
-class RecordedChain:
-    """A model with a forward of its own, as a chain of segments. See `pykern.trace.Traced`.
+class RecordedChain(Traced):
+    """A model with a forward of its own, as a chain of segments.
 
     Attributes:
         layers: the segments by name.
         root: the model.
-        origins: as of a `Chain`; it also records the tensors that recorded forwards made.
     """
 
     def __init__(
@@ -104,34 +103,17 @@ class RecordedChain:
         refuse_lazy(model)
         self.root: nn.Module | None = model
         try:
-            self._traced = Traced(model, call_of(sample), num_stages, split_at, whole)
+            super().__init__(model, call_of(sample), num_stages, split_at, whole)
         except Exception as error:
             add_note(
                 error, f"raised while the forward of {type(model).__name__} was recorded on sample="
             )
             raise
-        self.layers: dict[str, nn.Module] = dict(self._traced.segments)
-        self.origins = self._traced.origins
+        self.layers: dict[str, nn.Module] = dict(self.segments)
 
-    def first_input(self, sample: Any) -> Any:
+    def first_arguments(self, sample: Any) -> tuple[Any, ...]:
         """The input of the first segment for a sample."""
-        return self._traced.enter([call_of(sample)])[0]
-
-    def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
-        """Sets the segments and the device of each stage, and the direct routes between devices."""
-        self._traced.cut(spans, devices, direct)
-
-    def before_recording(self, settle: Callable[[], None]) -> None:
-        """Sets the function to call before a forward runs to be recorded."""
-        self._traced.before_recording = settle
-
-    def why_not_at(self, layer: int) -> str | None:
-        """The reason why no stage can begin with a layer, by its number; None where one can."""
-        return self._traced.why_not_at(layer)
-
-    def forget(self) -> None:
-        """Forgets recorded forwards, because modules have changed; they are recorded again."""
-        self._traced.forget()
+        return tuple(self.environments([call_of(sample)]))
 
     def enter(self, calls: Sequence[Call | None]) -> Sequence[Call | None]:
         """The input of the first segment for each call; None stays.
@@ -139,13 +121,13 @@ class RecordedChain:
         Raises:
             CutError: these inputs lead another way through the model than the sample.
         """
-        entered = iter(self._traced.enter([call for call in calls if call is not None]))
+        entered = iter(self.environments([call for call in calls if call is not None]))
         return [None if call is None else ((next(entered),), {}) for call in calls]
 
     def require_unchanged(self, modules: Mapping[str, nn.Module | None]) -> None:
         """Raises RuntimeError if a module was replaced."""
         del modules
-        self._traced.refresh()
+        self.refresh()
 
 
 def open_model(
@@ -202,7 +184,7 @@ def share_out(
         root = list(chain.layers.values()) if chain.root is None else [chain.root]
         # Layers that are recorded do not have the model's own attributes.
         with kept_state(root), as_in_training(root):
-            given = None if sample is None else chain.first_input(sample)
+            given = None if sample is None else FirstArguments(chain.first_arguments(sample))
             return partition(chain.layers, num_stages, balance, given, *devices)
     given = sample if isinstance(chain, Chain) else None
     return partition(chain.layers, num_stages, balance, given, *devices)

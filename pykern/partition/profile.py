@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,12 @@ MOST_ROUNDS = 40
 TOLERANCE = 0.05
 # The weight of a parameter that trains, its gradient, and two moments of Adam.
 _COPIES = 4
+
+
+class FirstArguments(NamedTuple):
+    """Arguments of the first layer, in the place of a sample: a tuple there is one argument."""
+
+    of_layer: tuple[Any, ...]
 
 
 def costs_of_layers(
@@ -67,7 +73,8 @@ def layer_times_ns(layers: Sequence[nn.Module], sample: Any) -> list[int]:
 
     Args:
         layers: The model as a chain of layers, on the CPU.
-        sample: An input of the first layer: tensors, alone or nested, as large as one microbatch.
+        sample: An input of the first layer: tensors, alone or nested, as large as one microbatch;
+            or `FirstArguments`.
 
     Returns:
         The median time of each layer, in nanoseconds. All layers run in turn, round after round,
@@ -77,12 +84,12 @@ def layer_times_ns(layers: Sequence[nn.Module], sample: Any) -> list[int]:
     Raises:
         ValueError: If a layer or the sample is not on the CPU, where this clock would be wrong.
     """
-    _check_on_cpu(layers, sample)
-    samples = [sample]
+    samples = [_arguments(sample)]
+    _check_on_cpu(layers, samples)
     rounds: list[list[int]] = []
     with kept_state(layers), as_in_training(layers):
         for layer in layers:
-            samples.append(_run(layer, samples[-1])[1])
+            samples.append((_run(layer, samples[-1])[1],))
         while len(rounds) < FEWEST_ROUNDS or (
             len(rounds) < MOST_ROUNDS and disagreement(rounds) > TOLERANCE
         ):
@@ -125,7 +132,8 @@ def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
     Raises:
         ValueError: If a layer or the sample is not on the CPU.
     """
-    _check_on_cpu(layers, sample)
+    arguments = _arguments(sample)
+    _check_on_cpu(layers, arguments)
     found = []
     with kept_state(layers), as_in_training(layers):
         for layer in layers:
@@ -142,7 +150,7 @@ def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
                 return tensor
 
             with torch.autograd.graph.saved_tensors_hooks(note, _same):
-                _, sample = _run(layer, sample, state)
+                arguments = (_run(layer, arguments, state)[1],)
             found.append(sum(kept.values()))
     return found
 
@@ -206,16 +214,20 @@ def _own_tensors(layer: nn.Module, state: Mapping[str, Tensor]) -> Iterator[Tens
             yield from dense_parts(each)
 
 
+def _arguments(sample: Any) -> tuple[Any, ...]:
+    return sample.of_layer if isinstance(sample, FirstArguments) else (sample,)
+
+
 def _run(
-    layer: nn.Module, sample: Any, state: Mapping[str, Tensor] | None = None
+    layer: nn.Module, arguments: tuple[Any, ...], state: Mapping[str, Tensor] | None = None
 ) -> tuple[int, Any]:
-    """One forward and backward: nanoseconds, and the output as the next layer's sample."""
+    """One forward and backward: nanoseconds, and the output as the next layer's argument."""
     state = dict(state or _state_of(layer))
-    leaves = map_tensors(_fresh_leaf, sample)
+    leaves = map_tensors(_fresh_leaf, arguments)
     # A layer may work in place, which autograd forbids on a leaf and the sample must not see.
     inputs = map_tensors(torch.clone, leaves)
     start = time.perf_counter_ns()
-    output = functional_call(layer, state, (inputs,))
+    output = functional_call(layer, state, inputs)
     results = [leaf for leaf in flatten(output)[0] if _wants_gradient(leaf)]
     sources = [leaf for leaf in [*state.values(), *flatten(leaves)[0]] if _wants_gradient(leaf)]
     if results and sources:

@@ -9,6 +9,7 @@ from torch import nn
 
 from ..columns import in_columns
 from ..modes import as_before
+from ..plan.counts import require_counts
 from ..tensors.parameters import num_values
 from ..tensors.sparse import all_bytes
 from ..tensors.trees import all_tensors
@@ -40,6 +41,7 @@ def explain_cut(
         split_at: as for `Pipeline`; instead, the modules around these names are looked into.
         whole: as for `Pipeline`: names of modules that are not looked into.
     """
+    require_counts(num_stages=num_stages)
     try:
         chain = RecordedChain(model, sample, num_stages, names_of(split_at), whole_names(whole))
     except CutError as error:
@@ -51,7 +53,8 @@ def explain_cut(
 
 
 def _places(chain: RecordedChain, sample: Any) -> Iterator[tuple[str, str, str, str]]:
-    value: Any = chain.first_input(sample)
+    value: Any
+    (value,) = chain.first_arguments(sample)
     for number, (name, layer) in enumerate(chain.layers.items()):
         tensors = all_tensors(value)
         num_bytes = sum(map(all_bytes, tensors))

@@ -263,7 +263,7 @@ def _place(
 
 def _fit(of: Design, asked: Budget, stages: Sequence[Stage]) -> Fitted:
     """The levels that fit into a budget, from the first process's measurements."""
-    budget = replace(asked, sample=of.chain.first_input(asked.sample))
+    budget = replace(asked, sample=of.chain.first_arguments(asked.sample))
     measure = partial(budget.measure, of.plan, stages, of.asked.loss_fn)
     # Layers that are recorded do not have the model's own attributes.
     roots = [] if of.chain.root is None else [of.chain.root]

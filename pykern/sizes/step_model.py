@@ -104,7 +104,7 @@ class SizedStages:
             chain.cut(self.cut.stages, homes, everywhere)
             self._stages = make_stages(list(chain.layers.values()), self.cut, homes)
             self._losses = Losses.of_one(of.loss_fn, target)
-            self._first = (chain.first_input(sample),)
+            self._first = chain.first_arguments(sample)
         # By whether backwards are I and W.
         self._trials: dict[bool, StageTrials] = {}
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..tensors.strides import copy_of
 from ..tensors.trees import Call, map_tree
 from .between import why_not
 from .call_modes import modes_now
@@ -53,7 +54,6 @@ class Traced:
     Attributes:
         segments: by name.
         origins: of what forwards have made while they were recorded.
-        before_recording: called where other runs of the model have to end first.
 
     Raises:
         CutError: the forward cannot be cut; the message says where and why.
@@ -71,7 +71,8 @@ class Traced:
     ) -> None:
         self._model = model
         self.origins = Origins()
-        self.before_recording: Callable[[], None] = lambda: None
+        # Called where other runs of the model have to end first.
+        self._settle: Callable[[], None] = lambda: None
         self._whole = whole_by_names(dict(model.named_modules()), whole)
         self._opened = self._first_opened(num_stages, split_at)
         self._reader = StateReader(model, self._opened)
@@ -112,7 +113,11 @@ class Traced:
             lambda known: CutTape(known.tape, known.ends, self._stage_of, direct)
         )
 
-    def enter(self, calls: Sequence[Call]) -> list[Environment]:
+    def before_recording(self, settle: Callable[[], None]) -> None:
+        """Sets the function to call before a forward runs to be recorded."""
+        self._settle = settle
+
+    def environments(self, calls: Sequence[Call]) -> list[Environment]:
         """The first segment's input for each microbatch of a batch, in the modes of now.
 
         Raises:
@@ -131,7 +136,7 @@ class Traced:
                 holding = (one for one in known if not one.tape.reads or self._holds(one, values))
                 found = next(holding, None)
                 if found is None:
-                    self.before_recording()
+                    self._settle()
                     tape = self._record_settled((args, kwargs))
                     now = self._now()
                     found = self._cut_tape(tape, (called, now))
@@ -201,14 +206,14 @@ class Traced:
         return tape
 
     def _record(self, call: Call, *, settling: bool = False) -> Tape:
-        # A forward may write into what it is given.
+        # A forward may write into what it is given, and look at strides.
         copies: dict[int, Tensor] = {}
 
         def copy(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
             if id(leaf) not in copies:
-                copies[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+                copies[id(leaf)] = copy_of(leaf.detach()).requires_grad_(leaf.requires_grad)
             return copies[id(leaf)]
 
         args, kwargs = map_tree(copy, call)
@@ -266,7 +271,10 @@ class Traced:
         """A tape in pieces, for calls of this key with which its reads hold."""
         starts = self._starts(tape)
         ends = [*starts[1:], len(tape.instructions)]
-        self._fill(tape, starts, ends)
+        for segment, start, end in zip(self.segments.values(), starts, ends, strict=True):
+            for instruction in tape.instructions[start:end]:
+                segment.hold(instruction, self._model)
+        segment.hold_tensors(held_in(tape.output), self._model)
         cut_tape = CutTape(tape, ends, self._stage_of, self._direct)
         self._cut_tapes.add(key, cut_tape)
         return cut_tape
@@ -274,13 +282,6 @@ class Traced:
     def _trains(self, anchor: str) -> bool:
         module = dict(self._model.named_modules()).get(anchor)
         return module is None or next(module.parameters(), None) is not None
-
-    def _fill(self, tape: Tape, starts: Sequence[int], ends: Sequence[int]) -> None:
-        """Has the segments hold what the tape's instructions call and read."""
-        for segment, start, end in zip(self.segments.values(), starts, ends, strict=True):
-            for instruction in tape.instructions[start:end]:
-                segment.hold(instruction, self._model)
-        segment.hold_tensors(held_in(tape.output), self._model)
 
 
 def _anchors(tape: Tape) -> list[str]:

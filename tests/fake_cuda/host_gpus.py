@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from pykern import _C
-from pykern.runtime.autograd.landing import memory_of
 from pykern.runtime.devices import DeviceLane
 from pykern.runtime.gpu import cuda, peers
 from pykern.runtime.gpu.cuda import CapturedGraph
+from pykern.tensors.strides import memory_of
 from tests.fake_cuda.beside import Beside, End, Pairs
 from tests.fake_cuda.fake import FakeCuda, Range
 from tests.fake_cuda.watch import Unexecuted, Watch

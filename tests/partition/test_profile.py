@@ -2,10 +2,12 @@
 
 import time
 from copy import deepcopy
+from functools import partial
 from typing import Any, Self
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pykern
@@ -270,3 +272,25 @@ def test_an_estimate_counts_the_same_bytes() -> None:
     )
     real = partition(layers, 2, balance="memory", sample=x)
     assert found.partition.layer_costs == real.layer_costs
+
+
+class Sum(nn.Linear):
+    """A first layer of two arguments."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x + y)
+
+
+def test_a_sample_may_have_several_arguments() -> None:
+    """The first layer got them as one."""
+    x, layers = torch.ones(2, 4), [Sum(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)]
+    make: Any = partial(pykern.Pipeline, layers, devices="cpu:2", loss_fn=F.mse_loss)
+    for balance in ("time", "memory"):
+        with make(microbatches=1, balance=balance, sample=(x, x)) as pipe:
+            assert sum(pipe.partition.costs) > 0
+    with make(microbatches=1, recompute=pykern.Budget(1e9, (x, x), x)) as pipe:
+        pipe.step(x, x, target=x)
+    step = {"devices": 2, "microbatches": 1, "loss_fn": F.mse_loss, "target": x}
+    found = pykern.estimate(layers, sample=(x, x), **step)
+    alone = pykern.estimate([nn.Linear(4, 4), *layers[1:]], sample=x, **step)
+    assert found.devices[1] == alone.devices[1]

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Plan
-from pykern.runtime.autograd.landing import collect, copy_of, span
+from pykern.runtime.autograd.landing import collect
 from pykern.runtime.loss import Losses
 from pykern.runtime.random.seed import StepSeed
 from pykern.runtime.stage.stage import Stage
 from pykern.runtime.stage.transport import connect
+from pykern.tensors.strides import copy_of, span
 from pykern.torch_private import WHOLE, run_backward
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.plans import two_replicas

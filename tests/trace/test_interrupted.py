@@ -64,7 +64,7 @@ def explain(model: nn.Module) -> Callable[[], object]:
 def record_new_shape(model: nn.Module) -> Callable[[], object]:
     """As a batch of another size does, within a pipeline."""
     traced = Traced(model, ((SAMPLE,), {}), 3)
-    return lambda: traced.enter([((torch.ones(3, WIDTH),), {})])
+    return lambda: traced.environments([((torch.ones(3, WIDTH),), {})])
 
 
 def find_marks(model: nn.Module) -> Callable[[], object]:

@@ -113,11 +113,11 @@ def test_what_depends_on_values_is_not_taken_from_the_sample() -> None:
         with_values_of(model, x)
     traced = with_values_of(model, -x)
     first, *_ = segments = list(traced.segments.values())
-    value: Any = traced.enter([((-x,), {})])[0]
+    value: Any = traced.environments([((-x,), {})])[0]
     for segment in segments:
         value = segment(value)
     assert torch.equal(value, model(-x))
-    value = first(traced.enter([((x,), {})])[0])
+    value = first(traced.environments([((x,), {})])[0])
     with pytest.raises(ReplayError, match="leaves something else in a Cache"):
         segments[1](value)
 

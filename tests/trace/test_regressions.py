@@ -1,5 +1,6 @@
 """Forwards that once could not be cut, each with what was wrong."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -319,3 +320,45 @@ def test_a_recording_counts_no_write_of_a_buffer_that_is_read() -> None:
     traced = Traced(model, ((x,), {}), 2)
     replay(traced, x)
     assert model.scale._version == version
+
+
+class Chosen(OfParts):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x * len(mask[mask > 0].numpy()))
+
+
+def test_arrays_that_are_read_may_have_other_lengths() -> None:
+    """Arrays of equal numbers were taken for the same, and others raised an error of numpy."""
+    model, x = Chosen(), torch.randn(3, 4)
+    traced = Traced(model, ((x, torch.ones(3)), {}), 3)
+    for mask in map(torch.tensor, ([1.0, 1.0, 1.0], [1.0, 0.0, 0.0], [2.0, 1.0, 0.0])):
+        assert torch.equal(replay(traced, x, mask), model(x, mask))
+    assert num_tapes(traced) == 3
+
+
+class ByStrides(OfParts):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.is_contiguous() else -x)
+
+
+@pytest.mark.parametrize("x", [torch.randn(3, 8)[:, ::2], torch.randn(4).expand(3, 4)])
+def test_a_recording_sees_the_strides_of_inputs(x: Tensor) -> None:
+    """It saw those of a copy, which was contiguous."""
+    model = ByStrides()
+    assert torch.equal(replay(Traced(model, ((x,), {}), 3), x), model(x))
+
+
+class Highest(OfParts):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        highest = mask.max().item()
+        return super().forward(x if math.isnan(highest) else x * sum(mask.tolist()))
+
+
+def test_a_read_that_is_not_a_number_is_the_same_again() -> None:
+    """Not-a-number equals nothing, so every batch with it was recorded."""
+    model, x = Highest(), torch.randn(3, 4)
+    traced = Traced(model, ((x, torch.ones(3)), {}), 3)
+    for mask in map(torch.tensor, ([1.0, 1.0, 1.0], [1.0, float("nan"), 0.0])):
+        for _ in range(2):
+            assert torch.equal(replay(traced, x, mask), model(x, mask))
+    assert num_tapes(traced) == 2

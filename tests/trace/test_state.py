@@ -147,7 +147,7 @@ def test_cut_tapes_that_were_used_last_are_kept(monkeypatch: pytest.MonkeyPatch)
     traced = Traced(model, ((torch.randn(1, 4),), {}), 3)
 
     def cut_tape(rows: int) -> CutTape:
-        return traced.enter([((torch.randn(rows, 4),), {})])[0].cut_tape
+        return traced.environments([((torch.randn(rows, 4),), {})])[0].cut_tape
 
     first = [cut_tape(rows) for rows in (1, 2, 3)]
     assert cut_tape(1) is first[0]

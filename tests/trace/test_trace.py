@@ -13,7 +13,7 @@ from tests.trace.models import Given, Network
 
 
 def replay(traced: Traced, *args: Any, **kwargs: Any) -> Any:
-    (value,) = traced.enter([(args, kwargs)])
+    (value,) = traced.environments([(args, kwargs)])
     for segment in traced.segments.values():
         value = segment(value)
     return value

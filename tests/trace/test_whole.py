@@ -118,3 +118,10 @@ def test_layers_of_a_chain_are_whole_anyway() -> None:
     pykern.Pipeline(layers, whole=["0", "1.0"], **options).close()
     with pytest.raises(CutError, match="whole must hold names of modules in the model, got '3'"):
         pykern.Pipeline(layers, whole=["3"], **options)
+
+
+@pytest.mark.parametrize("num_stages", [0, -1])
+def test_a_report_for_no_stages_is_refused(num_stages: int) -> None:
+    """It divided by zero, or took -1 for a number of stages."""
+    with pytest.raises(ValueError, match=f"num_stages must be 1 to 16777216, got {num_stages}"):
+        pykern.explain_cut(Detector(), torch.randn(2, WIDTH), num_stages=num_stages)

@@ -34,7 +34,7 @@ class RunSegments(nn.Module):
         for a moment, so nothing else may run meanwhile.
         """
         assert self._traced is not None
-        (entered,) = self._traced.enter([(args, kwargs)])
+        (entered,) = self._traced.environments([(args, kwargs)])
         return entered
 
     def refresh(self) -> None:

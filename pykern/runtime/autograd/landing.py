@@ -13,10 +13,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..._C import collect, prepare_collect
+from ...tensors.strides import copy_of
 from ...torch_private import holders_at, num_holders, storage_of
 from .failed import let_go
 
-__all__ = ["collect", "copy_of", "landed", "memory_of", "settled", "span"]
+__all__ = ["collect", "landed", "settled"]
 
 # Runs a backward through one graph, given its outputs, their gradients, and its leaves.
 Through = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], None]
@@ -39,28 +40,6 @@ def settled(gradient: Tensor) -> Tensor:
         alone = num_holders(gradient) <= _ALONE + 2 * gradient._is_view()
         return gradient if alone else copy_of(gradient)
     return gradient
-
-
-def copy_of(tensor: Tensor) -> Tensor:
-    """A copy with the same strides, also for overlapping or spaced elements."""
-    if tensor.is_contiguous() or tensor.layout is not torch.strided:
-        return tensor.clone()
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    return memory_of(tensor).clone().as_strided(tensor.shape, tensor.stride(), 0)
-
-
-def memory_of(tensor: Tensor) -> Tensor:
-    """The memory from the tensor's first element to its last: `span` elements."""
-    return tensor.as_strided((span(tensor),), (1,))
-
-
-def span(tensor: Tensor) -> int:
-    """The number of elements of memory from the tensor's first to its last."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
 
 
 def landed(

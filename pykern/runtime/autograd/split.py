@@ -20,9 +20,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ...kernels.handover import Weights, edges_of_weights, taking
+from ...tensors.strides import copy_of
 from ...torch_private import NODES_LAST, WHOLE, run_backward
 from .graph import Graph, saved_by
-from .landing import copy_of
 
 Work = Callable[[], object]
 RunBackward = Callable[..., object]

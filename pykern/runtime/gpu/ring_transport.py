@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ... import _C
 from ...plan import Kind
+from ...tensors.strides import copy_of
 from ...tensors.trees import map_tensors
 from ..autograd.cut import copy_in_graph
-from ..autograd.landing import copy_of
 from ..stage.transport import Transport
 from .rings import P2PTransfer, RingBuffers, as_bytes
 

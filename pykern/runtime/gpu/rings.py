@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..autograd.landing import span
+from ...tensors.strides import span
 from .cuda import Gpus
 
 # Destination, source, number of bytes, and the pinned memory on the way, or 0.
