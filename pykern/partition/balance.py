@@ -16,10 +16,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..columns import counted, in_columns
-from ..plan.counts import require_counts, require_lists
+from ..plan.counts import require_counts
 from ..tensors.parameters import num_values
 from .bottleneck import Limit, balanced_ends, ends_for_speeds, spans_of
 from .profile import bytes_held, costs_of_layers
+from .unequal import StageDevices
 
 # The measure that stages share equally, the layers of each stage, or prices by patterns of names.
 Balance: TypeAlias = (
@@ -135,7 +136,7 @@ def partition(
             the model, a parameter has no shape yet, `sample` is missing or superfluous, or no cut
             keeps the memory.
     """
-    require_lists(speeds=speeds, memory=memory)
+    StageDevices(speeds, memory).require(num_stages, balance)
     named = as_chain(layers)
     # A reader knows a layer by its own name, or by its type if the name is a number.
     chain = [(type(each).__name__ if name.isdigit() else name, each) for name, each in named]
@@ -197,11 +198,6 @@ def _ends(
         if all(limit.kept_by(spans_of(ends)) for limit in limits):
             return ends
         speeds = [1.0] * num_stages
-    if len(speeds) != num_stages:
-        raise ValueError(
-            f"speeds must have an entry for each of {num_stages} stages, got {len(speeds)}. Give "
-            "the speed of each stage's device"
-        )
     return ends_for_speeds(costs, speeds, limits)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..plan import Costs, Kind, Plan, simulate
+from ..plan.counts import require_lists
 from .bottleneck import spans_of
 
 if TYPE_CHECKING:
@@ -33,6 +35,29 @@ class StageDevices(NamedTuple):
 
     speeds: Sequence[float] | None = None
     memory: Sequence[float] | None = None
+
+    def require(self, num_stages: int, balance: object) -> None:
+        """Refuses lists that are not for so many stages, or not for this balance.
+
+        Raises:
+            TypeError: one is not a list of numbers.
+            ValueError: it has another length, a number out of range, or nothing that uses it.
+        """
+        require_lists(**self._asdict())
+        for name, values in self._asdict().items():
+            if values is not None and len(values) != num_stages:
+                raise ValueError(
+                    f"{name} must have an entry for each of {num_stages} stages, got "
+                    f"{len(values)}. Give one for each stage's device"
+                )
+            for value in values or ():
+                if not value > 0 or (name == "speeds" and value == inf):
+                    raise ValueError(f"{name} must hold finite numbers above 0, got {value}")
+        if self.memory is not None and balance not in ("time", "memory"):
+            raise ValueError(
+                "memory must go with balance 'time' or 'memory', which count bytes, got "
+                f"{balance!r}. Leave it out"
+            )
 
 
 ALIKE = StageDevices()
@@ -115,13 +140,8 @@ def bound_of(cost: float, plan: Plan, speeds: Sequence[float]) -> float:
         speeds: the speeds by device.
     """
     count = plan.num_microbatches
-    alone = plan.num_stages == plan.num_devices and plan.placement.num_replicas == 1
     waits = 0.0
-    if (
-        alone
-        and plan.first_trained == 0
-        and plan.placement.replicas[0] == tuple(range(plan.num_devices))
-    ):
+    if plan.first_trained == 0 and plan.placement.replicas == (tuple(range(plan.num_devices)),):
         # A weight gradient may be computed while stages in front are at their backwards.
         waits = 1 / _PARTS if plan.has(Kind.W) else 1.0
     prices = 0.0

@@ -152,6 +152,21 @@ def test_too_little_memory_is_refused(balance: str) -> None:
         pipeline(devices, balance)
 
 
+@pytest.mark.parametrize("balance", ["time", "memory"])
+@pytest.mark.parametrize("memory", [[1e9], [1e9, 1e9, 2e9]])
+def test_memory_for_other_stages_is_refused(balance: Any, memory: list[float]) -> None:
+    """It raised an error of zip, or one about speeds."""
+    with pytest.raises(ValueError, match="memory must have an entry for each of 2 stages, got"):
+        partition(layers(), 2, balance, torch.ones(ROWS, WIDTH), memory=memory)
+
+
+@pytest.mark.parametrize("balance", ["parameters", "layers", [4, 4], {"*": 1.0}])
+def test_memory_without_bytes_is_refused(balance: Any) -> None:
+    """It was ignored, or layers were run on None."""
+    with pytest.raises(ValueError, match="memory must go with balance 'time' or 'memory', which"):
+        partition(layers(), 2, balance, memory=[1e9, 1e9])
+
+
 def test_tune_takes_devices_to_be_alike() -> None:
     x = torch.ones(ROWS, WIDTH)
     with pytest.raises(ValueError, match="devices must have no speed or memory of their own"):

@@ -177,6 +177,9 @@ def test_wrong_arguments_are_refused() -> None:
         pykern.Device("cpu", speed=given)
     with pytest.raises(ValueError, match="speeds must have an entry for each of 2 stages, got 3"):
         partition([nn.Identity()] * 3, 2, "layers", speeds=[1, 2, 3])
+    for speed in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="speeds must hold finite numbers above 0, got"):
+            partition([nn.Identity()] * 3, 2, "layers", speeds=[1.0, speed])
     with pytest.raises(ValueError, match="device 'gpu' is unknown"):
         pipeline([pykern.Device("gpu", speed=0.5)])
     x = torch.ones(4, 4)
