@@ -102,6 +102,23 @@ def test_without_seeds_ranks_begin_as_the_caller_is() -> None:
     assert pipelining.run(lambda: torch.rand(()), 2) == [first, first]
 
 
+def test_each_rank_finds_the_generators_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn gave back the state of the current GPU alone, and a rank began with its number 0."""
+    gpus = torch.Generator(), torch.Generator()
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "default_generators", gpus)
+
+    def main() -> list[float]:
+        drawn = [torch.rand((), generator=gpu).item() for gpu in gpus]
+        ranks.barrier()
+        return [*drawn, *(torch.rand((), generator=gpu).item() for gpu in gpus)]
+
+    first, second = pipelining.run(main, 2)
+    assert first == second
+
+
 def test_outside_there_is_one_rank() -> None:
     ranks.init_process_group("gloo", init_method="env://")
     assert ranks.is_initialized()

@@ -143,6 +143,8 @@ def test_what_it_must_be_given() -> None:
         GPipe(chain())
     with pytest.raises(TypeError, match=r"must be an nn\.Sequential, got Linear"):
         GPipe(nn.Linear(2, 2), [1])  # type: ignore[arg-type]
+    with pytest.raises(BalanceError, match=r"at least one layer, got an empty nn\.Sequential"):
+        GPipe(nn.Sequential(), [])
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)

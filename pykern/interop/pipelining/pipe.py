@@ -160,7 +160,9 @@ def _marks_in(module: nn.Module, call: Call, split_spec: Mapping[str, Any]) -> M
         require_module("split_spec", name, modules)
         at_end = is_end(f"split_spec[{name!r}]", point)
         (finder.behind if at_end else finder.before).add(modules[name])
-    with Untouched(module, ()).kept(), as_before(), _C.Undo(finder.leave), torch.no_grad(), finder:
+    with Untouched(module, ()).kept(), as_before(), _C.Undo(finder.leave), torch.no_grad():
+        # `as_before` ends the mode: after an interrupt, the mode's own exit may find another state.
+        finder.__enter__()  # type: ignore[no-untyped-call]
         finder.watch()
         module(*call[0], **call[1])
     for name in split_spec:

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from ...modes import random_states, set_states
+
 Brought = TypeVar("Brought")
 # The work of the rank that arrives last, for all: from what each brought to what each gets.
 Act = Callable[[Sequence[Brought]], Sequence[Any]]
@@ -200,14 +202,7 @@ def _nothing_for_each(brought: Sequence[object]) -> list[None]:
 
 
 def _random_state() -> Callable[[], None]:
-    """A function that puts this thread's generators of torch back into their state now."""
-    host = partial(torch.set_rng_state, torch.get_rng_state())
-    if not torch.cuda.is_initialized():
-        return host
-    device = partial(torch.cuda.set_rng_state, torch.cuda.get_rng_state())
-
-    def restore() -> None:
-        host()
-        device()
-
-    return restore
+    """A function that puts torch's default generators back into their state now."""
+    count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    gpus = [torch.device("cuda", gpu) for gpu in range(count)]
+    return partial(set_states, random_states(gpus))

@@ -129,6 +129,8 @@ class GPipe(nn.Module):
 
 
 def _checked(balance: Iterable[int] | None, num_layers: int) -> list[int]:
+    if not num_layers:
+        raise BalanceError("module must have at least one layer, got an empty nn.Sequential")
     if balance is None:
         raise ValueError(
             "balance must be the number of layers of each partition, got None. Measure it with "
