@@ -190,6 +190,24 @@ def test_a_number_is_read_in_any_way(read: Callable[[Tensor], Any], mode: Any) -
         pipeline(model, 2)
 
 
+class ReadingByNames(Outer):
+    """Reads the same by names in a tuple."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+            for name in ("left", "right"):
+                x = x * getattr(block, name, 1.0)
+        return x
+
+
+def test_names_in_a_tuple_count() -> None:
+    """The forward went on with the sample's number."""
+    keep: Put = lambda block, y: setattr(block, "left", y)  # noqa: E731
+    with pytest.raises(CutError, match=r"sets Leaf\.left to a value that it has read of a tensor"):
+        pipeline(ReadingByNames([Leaf(put=number(keep)) for _ in range(4)]), 2)
+
+
 def test_numbers_that_are_only_kept_are_fine() -> None:
     keep: Put = lambda block, y: setattr(block, "norm_for_a_log", y)  # noqa: E731
     assert_same(Outer([Block(put=number(keep)) for _ in range(4)]), 2)
