@@ -47,16 +47,11 @@ class NumberedTensors:
 
     def overwrite(self, number: int, tensor: Tensor) -> None:
         """Notes that a numbered tensor has been written."""
-        self.aliases[number] = self._sharing(tensor)
-
-    def _sharing(self, tensor: Tensor) -> set[int]:
-        if tensor.layout is not torch.strided:
-            return set()
         memory = _memory(tensor)
-        return {
-            number
-            for number, other in self._kept.items()
-            if other is not tensor and other.layout is torch.strided and _memory(other) == memory
+        self.aliases[number] = {
+            alias
+            for alias, other in self._kept.items()
+            if memory is not None and other is not tensor and _memory(other) == memory
         }
 
     def within(self, buffers: Mapping[str, Tensor]) -> dict[int, str]:
@@ -122,7 +117,9 @@ class NumberedTensors:
         return makers
 
 
-def _memory(tensor: Tensor) -> int:
+def _memory(tensor: Tensor) -> int | None:
     """The address of a tensor's memory; of its storage if it has no memory, as fake tensors."""
+    if tensor.layout is not torch.strided:
+        return None
     storage = tensor.untyped_storage()
     return storage._cdata if storage.device.type == "meta" else storage.data_ptr()

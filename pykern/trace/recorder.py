@@ -131,7 +131,9 @@ class Recorder(TorchFunctionMode):
                 return returned
             self._record(func, args, kwargs, returned, written)
         elif name in METADATA or getattr(func, "__name__", "") == "__get__":
-            self._looked_at(given, name, returned)
+            if name in SHAPES or isinstance(returned, torch.Size):
+                for tensor in given:
+                    self._made.look_at_shape(tensor)
         else:
             self._read(func, args, kwargs, returned, given)
         return returned
@@ -179,13 +181,13 @@ class Recorder(TorchFunctionMode):
         self._written |= {
             held.name for tensor in written if (held := self._held.get(id(tensor))) is not None
         }
-        results, rest = [], None
-        if isinstance(returned, Tensor):
-            results = [self._result(returned, written)]
-        else:
-            leaves, _ = flatten(returned)
-            results = [self._result(leaf, written) for leaf in leaves if isinstance(leaf, Tensor)]
-            rest = rest_of(leaves)
+        is_one = isinstance(returned, Tensor)
+        leaves = [returned] if is_one else flatten(returned)[0]
+        results = [
+            self._made.number(leaf, new=any(leaf is one for one in written))
+            for leaf in leaves
+            if isinstance(leaf, Tensor)
+        ]
         for number, tensor in zip(before, written, strict=True):
             if number is not None:
                 self._made.overwrite(number, tensor)
@@ -201,16 +203,12 @@ class Recorder(TorchFunctionMode):
             after,
             modes_within(self._modes),
             user_line(),
-            rest,
+            None if is_one else rest_of(leaves),
             [number for number in before if number is not None],
             carried=carried,
         )
         self._instructions.append(instruction)
         self._made.note(instruction)
-
-    def _result(self, tensor: Tensor, written: list[Tensor]) -> int:
-        is_new = any(tensor is one for one in written)
-        return self._made.number(tensor, new=is_new)
 
     def _argument(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -236,12 +234,6 @@ class Recorder(TorchFunctionMode):
                 maker,
             )
         return tensor
-
-    def _looked_at(self, given: list[Tensor], name: str, returned: Any) -> None:
-        if name not in SHAPES and not isinstance(returned, torch.Size):
-            return
-        for tensor in given:
-            self._made.look_at_shape(tensor)
 
     def _read(self, func: Any, args: Any, kwargs: Any, returned: Any, given: list[Tensor]) -> None:
         if not given:
