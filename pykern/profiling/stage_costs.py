@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median_low
+from statistics import fmean, median_low
 
 from ..plan import Costs, Kind, Plan, simulate
 from ..plan.costs import TIME_OF, by_stage, changed, each
@@ -59,9 +59,22 @@ def without_overhead(costs: Costs, num_stages: int, action_ns: Mapping[Kind, flo
 
 def balanced(costs: Costs, plan: Plan) -> Costs:
     """The same work, with equal times for all stages that run a kind at all."""
-    times = {kind: known(by_stage(costs, kind, plan.num_stages)) for kind in KINDS}
-    means = {kind: sum(of) / len(of) for kind, of in times.items() if of}
-    return mapped(costs, plan.num_stages, lambda kind, _, ns: ns if math.isnan(ns) else means[kind])
+    # A stage with I and W has a time of B as well, which counts where the stage runs B.
+    ran = {(action.kind, action.stage) for row in plan.rows for action in row}
+    means = {
+        kind: fmean(
+            ns
+            for stage, ns in enumerate(by_stage(costs, kind, plan.num_stages))
+            if (kind, stage) in ran
+        )
+        for kind in KINDS
+        if plan.has(kind)
+    }
+    return mapped(
+        costs,
+        plan.num_stages,
+        lambda kind, stage, ns: means[kind] if (kind, stage) in ran else ns,
+    )
 
 
 def work_ns(costs: Costs, plan: Plan) -> float:
@@ -72,9 +85,9 @@ def work_ns(costs: Costs, plan: Plan) -> float:
 
 
 def of_stages(costs: Costs, plan: Plan) -> list[float]:
-    """By stage, the time of F and its backwards for one microbatch."""
-    kinds = [kind for kind in KINDS if plan.has(kind) and kind is not Kind.R]
-    times = [by_stage(costs, kind, plan.num_stages) for kind in kinds]
+    """By stage, the time of F and of one backward, whole or in halves, for one microbatch."""
+    kinds = (Kind.F, Kind.B) if plan.has(Kind.B) else (Kind.F, Kind.I, Kind.W)
+    times = [by_stage(costs, kind, plan.num_stages) for kind in kinds if plan.has(kind)]
     return [sum(known(of)) for of in zip(*times, strict=True)]
 
 

@@ -74,15 +74,15 @@ def _costs(watched: Watched, messages: Sequence[float]) -> Costs:
     def of(kind: Kind) -> list[float]:
         return [fmean(watched.times[kind, stage] or [0.0]) for stage in stages]
 
-    backward = of(Kind.B)
-    if watched.plan.has(Kind.I):
-        backward = [i + w for i, w in zip(of(Kind.I), of(Kind.W), strict=True)]
+    inputs, weights = of(Kind.I), of(Kind.W)
+    # A frozen stage has B alone, beside others with I and W.
+    pairs = zip(of(Kind.B), inputs, weights, strict=True)
     return Costs(
         of(Kind.F),
-        backward,
+        [whole or i + w for whole, i, w in pairs],
         recompute_ns=of(Kind.R),
-        input_ns=of(Kind.I) if watched.plan.has(Kind.I) else None,
-        weight_ns=of(Kind.W) if watched.plan.has(Kind.W) else None,
+        input_ns=inputs,
+        weight_ns=weights,
         # Times rather than sizes: boundaries differ in their links, a plan's costs have one speed.
         message_bytes=messages,
         bandwidth=1.0,
