@@ -9,7 +9,7 @@ from ..demo.files import make_folder, require_text_file, require_usable
 from ..schedules import require_named
 from .errors import bad_files, bad_input
 from .schedule_options import Given, require_owned, with_schedule_options
-from .sources import TRAINED, scheduled
+from .sources import TRAINED, require_backwards, scheduled
 from .values import DeviceNames, Microbatches, number_option
 
 
@@ -38,13 +38,11 @@ def demo(
         from ..demo.run import DemoSettings, run
         from ..demo.text import standard_library, text_file
         from ..pipeline.choose_plan import require_runnable
-        from ..plan import Kind
         from ..runtime.devices import parse_devices
 
         plan = scheduled(schedule, len(parse_devices(devices)), microbatches, options)
         require_runnable(plan)
-        if not (plan.has(Kind.B) or plan.has(Kind.I)):
-            raise ValueError(f"--schedule must have backwards, got {schedule!r}. The demo trains")
+        require_backwards(schedule, plan, "The demo trains")
         settings = DemoSettings(steps=steps)
         corpus = text_file(data, settings.window) if data else standard_library(settings.window)
         make_folder(out)

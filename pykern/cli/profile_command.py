@@ -12,7 +12,7 @@ from ..script import require_script
 from .errors import bad_input, errors_of
 from .reports import HtmlFile, PictureFile, TraceFile, require_files, show
 from .schedule_options import Given, require_owned, with_schedule_options
-from .sources import TRAINED
+from .sources import TRAINED, require_backwards
 from .values import BoxProfile, DeviceNames, Microbatches, ScriptArguments, number_option
 from .workloads import Workload, workload_of
 
@@ -137,4 +137,6 @@ def _made(source: str | None, options: Given, more: dict[str, Any]) -> "tuple[Pi
     workload = make(len(parse_devices(more["devices"])))
     sample = workload.sample(more["microbatches"])
     given = {**more, **options, "loss_fn": workload.loss_fn, "sample": sample}
-    return Pipeline(workload.model, **given), workload
+    pipe = Pipeline(workload.model, **given)
+    require_backwards(more["schedule"], pipe.plan, "A profile is of training steps")
+    return pipe, workload

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..columns import counted
-from ..plan import Costs, Plan, load_plan_and_costs
+from ..plan import Costs, Kind, Plan, load_plan_and_costs
 from ..plan.files import SUFFIXES
 from ..plan.shares import Shares
 from ..schedules import by_name, require_named
@@ -65,6 +65,16 @@ def scheduled(name: str, num_devices: int, num_microbatches: int, options: Given
     require_named(name)
     require_owned([name], options)
     return by_name[name](num_devices, num_microbatches, **options)
+
+
+def require_backwards(schedule: str, plan: Plan, why: str) -> None:
+    """Refuses a schedule of forwards alone.
+
+    Raises:
+        ValueError: The plan has no backward; `why` it must have one ends the message.
+    """
+    if not (plan.has(Kind.B) or plan.has(Kind.I)):
+        raise ValueError(f"--schedule must have backwards, got {schedule!r}. {why}")
 
 
 def sources_of(

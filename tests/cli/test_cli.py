@@ -368,6 +368,7 @@ REFUSED = [
     (["demo", "--schedule", "pipedream"], "must not update weights within a step, got U actions"),
     (["demo", "--schedule", "seq1f1b"], "the plan must have whole microbatches, got 2 slices"),
     (["demo", "--schedule", "forward_only"], "--schedule must have backwards, got 'forward_only'"),
+    (["profile", "--schedule", "forward_only"], "backwards, got 'forward_only'. A profile is of"),
     (["demo", "--devices", "gpu:4"], "device 'gpu:4' is unknown"),
     (["demo", "--devices", "cpu:0"], "cpu:0"),
     (["demo", "--data", "absent.txt"], "absent.txt: No such file or directory"),
