@@ -17,7 +17,7 @@ from .values import BoxProfile
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..boxes import Box, RateBySize
+    from ..boxes import Box, BoxDevice, RateBySize
     from ..topo import MeasuredLink, Topology
 
 # The most caches that are alike and still named by their CPUs: a box may have hundreds.
@@ -70,13 +70,15 @@ def _print(
 ) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     if not sys.stdout.isatty():
         typer.echo("\n".join(": ".join(row) for row in (*rows, *links)))
         return
     table = Table("fact", "value")
     for row in rows:
-        table.add_row(*row)
+        # Rich takes words in brackets within plain strings for styles, and leaves them out.
+        table.add_row(*map(Text, row))
     console = Console(highlight=False)
     console.print(table)
     if found is not None and found.links:
@@ -95,9 +97,7 @@ def _box_rows(box: "Box") -> Iterator[tuple[str, str]]:
         yield f"device {number}", ", ".join(fact for fact in facts if fact)
         if device.numa_node is not None:
             yield f"device {number} is near", f"NUMA node {device.numa_node}"
-        for way, rates in (("from", device.from_host), ("to", device.to_host)):
-            if rates:
-                yield f"device {number} {way} host", _sizes(rates)
+        yield from _host_rows(f"device {number}", device)
     for link in box.links:
         among = "; ".join(" ".join(map(str, group)) for group in link.groups)
         rate, latency = link.bytes_per_ns, link.latency_ns / 1000
@@ -115,12 +115,16 @@ def _box_rows(box: "Box") -> Iterator[tuple[str, str]]:
 def _size_rows(profile: "Box") -> Iterator[tuple[str, str]]:
     """The rows of GPUs' copies by size."""
     for number, device in enumerate(profile.devices):
-        for way, rates in (("from", device.from_host), ("to", device.to_host)):
-            if rates:
-                yield f"GPU {number} {way} host", _sizes(rates)
+        yield from _host_rows(f"GPU {number}", device)
     for link in profile.links:
         if any(rate.both_ways for rate in link.by_size):
             yield f"GPUs {' and '.join(map(str, link.groups[0]))} by size", _sizes(link.by_size)
+
+
+def _host_rows(name: str, device: "BoxDevice") -> Iterator[tuple[str, str]]:
+    for way, rates in (("from", device.from_host), ("to", device.to_host)):
+        if rates:
+            yield f"{name} {way} host", _sizes(rates)
 
 
 def _sizes(rates: "Sequence[RateBySize]") -> str:
@@ -188,7 +192,7 @@ def _link_rows(found: "Topology") -> Iterator[tuple[str, str]]:
             f"{link.by_kernel:.1f} GB/s by a kernel" if link.by_kernel else "",
             f"products beside it take {link.copy_slows:.2f} x",
             "direct" if link.is_direct else "by the host",
-            found.managed.ways.get((min(_ends(link)), max(_ends(link))), ""),
+            _way(found, link),
             "" if link.arrives else "WRONG BYTES ARRIVE",
         ]
         text = ", ".join(fact for fact in facts if fact)
@@ -213,8 +217,7 @@ def _matrix(found: "Topology") -> "Table":
                 continue
             rate = rates[sender, receiver]
             shade = next(colour for share, colour in _SHADES if rate <= share * fastest)
-            way = found.managed.ways.get((min(_ends(link)), max(_ends(link))), "")
-            way = way or ("direct" if link.is_direct else "host")
+            way = _way(found, link) or ("direct" if link.is_direct else "host")
             text = f"{rate:.1f}\n{link.latency_ns / 1000:.1f} {way}"
             wrong = "" if link.arrives else "\nWRONG BYTES"
             cells[receiver] = Text(text + wrong, style=shade if link.arrives else "bold red")
@@ -224,6 +227,11 @@ def _matrix(found: "Topology") -> "Table":
 
 def _ends(link: "MeasuredLink") -> tuple[int, int]:
     return link.sender, link.receiver
+
+
+def _way(found: "Topology", link: "MeasuredLink") -> str:
+    """The way as NVIDIA's library names it; empty if it does not tell."""
+    return found.managed.ways.get((min(_ends(link)), max(_ends(link))), "")
 
 
 def _shared(cpus: Sequence[str]) -> str:

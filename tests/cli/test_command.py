@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from pykern.boxes import RateBySize, load, save
 
 PYKERN = str(Path(sysconfig.get_path("scripts")) / "pykern")
 
@@ -123,6 +126,17 @@ def test_colours_are_for_terminals_that_want_them() -> None:
     assert "\x1b[" not in run("plan", "gpipe").stdout
     assert "\x1b[38;" in on_a_terminal("plan", "gpipe", COLORTERM="truecolor")
     assert "\x1b[38;" not in on_a_terminal("plan", "gpipe", COLORTERM="truecolor", NO_COLOR="1")
+
+
+def test_words_in_brackets_reach_a_terminal(tmp_path: Path) -> None:
+    """Rich took them for styles, so a rate seemed to be that of one direction alone."""
+    box = load("h100x8")
+    sizes = (RateBySize(4096, 2.0, 1.0),)
+    links = (replace(box.links[0], by_size=sizes),)
+    save(replace(box, name="the [old] box", links=links), tmp_path / "box.json")
+    told = on_a_terminal("topo", "--box", str(tmp_path / "box.json"), COLUMNS="120")
+    assert "the [old] box" in told
+    assert "4 KiB 2 [1] GB/s [while both send]" in told
 
 
 def test_importing_the_command_line_is_light() -> None:
