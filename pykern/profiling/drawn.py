@@ -63,7 +63,12 @@ class WithTimelines(ABC):
         from rich.console import Console  # noqa: PLC0415 - takes long
 
         out = io.StringIO()
-        Console(file=out, width=WIDTH, highlight=False).print(self)
+        # In a notebook Rich would show the text itself and write nothing, and FORCE_COLOR adds
+        # codes of a terminal.
+        plain = Console(
+            file=out, width=WIDTH, highlight=False, force_jupyter=False, force_terminal=False
+        )
+        plain.print(self)
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
     @abstractmethod

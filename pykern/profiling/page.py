@@ -13,7 +13,7 @@ from typing import Any
 from ..plan import Timeline
 from ..plan.drawing.colours import colours_of
 from ..plan.drawing.words import KIND_NAMES, clean, measures, row_names
-from ..plan.files import write_text
+from ..replacing import replacing
 from .tables import Sheet
 
 
@@ -49,7 +49,8 @@ def save_page(
     for place, content in parts.items():
         head, _, tail = page.partition(place)
         page = head + content + tail
-    write_text(Path(path), page)
+    with replacing(Path(path)) as partial:
+        partial.write_text(page, encoding="ascii")
 
 
 def _table(table: Sheet) -> str:

@@ -44,6 +44,26 @@ class Page(HTMLParser):
             self.texts.append(data)
 
 
+def test_a_page_may_be_larger_than_the_file_of_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page of a large step was refused at the end of a run, as a plan's file would be."""
+    monkeypatch.setattr("pykern.plan.files.MAX_FILE_BYTES", 1000)
+    report_of(PLANTED["slow device"](Random(5))).save_html(tmp_path / "page.html")
+    assert "planned" in (tmp_path / "page.html").read_text()
+
+
+def test_the_text_of_a_report_is_plain_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook the text was empty, and with FORCE_COLOR it had codes of a terminal."""
+    report = report_of(PLANTED["slow device"](Random(5)))
+    plain = str(report)
+    assert "Why a step takes its time" in plain
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert str(report) == plain
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert str(report) == plain
+
+
 def test_the_page_has_all_tables_and_both_timelines(tmp_path: Path) -> None:
     report = report_of(PLANTED["slow device"](Random(5)))
     report.save_html(tmp_path / "page.html")
