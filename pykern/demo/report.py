@@ -67,7 +67,7 @@ def timelines(
     num_cores = usable_cores()
     if by_workers and measured.num_devices > num_cores:
         console.print(
-            f"\n{measured.num_devices} workers share {num_cores} cores here; "
+            f"\n{measured.num_devices} workers share {counted(num_cores, 'core')} here; "
             "the prediction has one core for each."
         )
     console.print("\nWritten:")

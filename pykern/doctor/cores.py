@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 from ..cgroup import Limits, usable_cores
+from ..columns import counted
 from .diagnosis import Fact
 
 
@@ -33,7 +34,7 @@ def of_torch_threads(torch_threads: int, usable: int) -> Fact:
     if torch_threads <= usable:
         return Fact("torch threads", value)
     problem = (
-        f"torch's {torch_threads} threads compete with the workers for {usable} cores: call "
-        f"torch.set_num_threads({usable}) or fewer, or set OMP_NUM_THREADS."
+        f"torch's {torch_threads} threads compete with the workers for {counted(usable, 'core')}: "
+        f"call torch.set_num_threads({usable}) or fewer, or set OMP_NUM_THREADS."
     )
     return Fact("torch threads", value, problem)

@@ -85,7 +85,8 @@ def _importer() -> Path:
 
 
 def _run(command: list[str | Path], report: Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # A file's name, which the command repeats, may be of another locale.
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0:
         told = (done.stderr or done.stdout).strip().splitlines()
         raise ValueError(

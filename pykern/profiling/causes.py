@@ -199,10 +199,9 @@ def _late(seen: Observed) -> str:
 
 
 def _share(seen: Observed) -> str:
-    return (
-        f"{seen.plan.num_devices} workers share {seen.num_cores} cores, so use "
-        f"devices='cpu:{seen.num_cores}'"
-    )
+    assert seen.num_cores is not None
+    cores = counted(seen.num_cores, "core")
+    return f"{seen.plan.num_devices} workers share {cores}, so use devices='cpu:{seen.num_cores}'"
 
 
 def _short(seen: Observed) -> str:

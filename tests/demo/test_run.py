@@ -21,11 +21,12 @@ from pykern import Pipeline
 from pykern.cli import app
 from pykern.demo.files import make_folder
 from pykern.demo.progress import progress
+from pykern.demo.report import timelines
 from pykern.demo.run import DemoSettings, run
 from pykern.demo.text import Corpus, batches, even_windows, text_file
 from pykern.demo.train import held_out_loss, train
 from pykern.models import gpt, next_token_loss
-from pykern.plan import Plan
+from pykern.plan import Costs, Plan, simulate
 from pykern.schedules import gpipe, hanayo, interleaved
 from tests.fake_cuda.host_gpus import host_gpus
 
@@ -96,6 +97,14 @@ def test_it_leaves_a_picture_and_a_trace_of_both_timelines(corpus: Corpus, tmp_p
     for process in range(2):
         spans = [e for e in events if e["ph"] == "X" and e["pid"] == process]
         assert len(spans) == plan.num_actions
+
+
+def test_one_core_is_told_in_the_singular(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pykern.demo.report.usable_cores", lambda: 1)
+    timeline = simulate(hanayo(2, 2), Costs(1, 2))
+    out = io.StringIO()
+    timelines(Console(file=out), timeline, timeline, tmp_path, by_workers=True)
+    assert "2 workers share 1 core here" in out.getvalue()
 
 
 def test_the_same_demo_tells_the_same_numbers(corpus: Corpus, tmp_path: Path) -> None:

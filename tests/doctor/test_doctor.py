@@ -76,6 +76,7 @@ PROBLEMS = [
     (of_triton(None, has_gpus=True), "slows", "pip install 'pykern-runtime[triton]'"),
     (of_bytes(["0 to 1", "1 to 0"]), "slows", "disable the IOMMU or ACS"),
     (of_torch_threads(8, 2), "slows", "torch.set_num_threads(2)"),
+    (of_torch_threads(8, 1), "slows", "with the workers for 1 core: call"),
     (of_threads(Limits(free_threads=10), inf), "stops", "pids.max"),
     (of_threads(Limits(), 20), "stops", "ulimit -u"),
     (of_memory(Limits(free_bytes=GIB / 2), inf, inf), "stops", "need 1 GiB"),

@@ -203,6 +203,17 @@ def test_an_action_that_cannot_be_is_refused(export, tmp_path, text, end, rule):
         read(saved(export, tmp_path))
 
 
+def test_words_of_nsys_in_another_encoding_are_told(tmp_path, monkeypatch):
+    """Python's own words about bytes were told in the place of those of nsys."""
+    nsys, report = tmp_path / "nsys", tmp_path / "step.nsys-rep"
+    nsys.write_bytes(b"#!/bin/sh\nprintf 'no report: step\\351\\n' >&2\nexit 1\n")
+    nsys.chmod(0o755)
+    report.write_text("no report")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with pytest.raises(ValueError, match=r"got step\.nsys-rep: no report: step\ufffd"):
+        read(report)
+
+
 def test_other_files_are_refused(tmp_path, monkeypatch):
     text = tmp_path / "step.txt"
     text.write_text("no report")

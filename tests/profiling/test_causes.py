@@ -1,18 +1,20 @@
 """The report names a planted cause first, and its parts add up to the step."""
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from pykern.boxes import load
-from pykern.plan import Action, Costs, Kind, Span, simulate, with_recompute
-from pykern.plan.costs import changed
+from pykern.plan import Action, Costs, Kind, Span, Timeline, simulate, with_recompute
+from pykern.plan.costs import changed, costs_with_frozen
 from pykern.profiling import Observed, Report, report_of
-from pykern.profiling.causes import causes_of
+from pykern.profiling.causes import causes_of, device_speeds
 from pykern.profiling.hidden import hidden_share
-from pykern.profiling.stage_costs import median_costs
-from pykern.schedules import one_f_one_b
+from pykern.profiling.mean_costs import mean_costs
+from pykern.profiling.stage_costs import median_costs, of_stages
+from pykern.schedules import one_f_one_b, zb_h1
 from tests.profiling.planted import DEVICES, MS, PLANTED, costs_of, make_plan, step
 
 # The layers of four stages that take a millisecond for F, outside of a pipeline.
@@ -51,6 +53,30 @@ def test_remedies_name_the_stage_and_the_device() -> None:
     shared = causes_of(PLANTED["shared cores"](Random(1)))
     told = [cause.remedy for cause in shared.found if "4 workers share 2 cores" in cause.remedy]
     assert len(told) == 2  # shared cores, and late starts
+    on_one = causes_of(step([MS] * DEVICES, num_cores=1, core_share=0.5)).found[0]
+    assert on_one.remedy == "4 workers share 1 core, so use devices='cpu:1'"
+
+
+def test_a_frozen_stage_beside_split_backwards_is_no_other_work() -> None:
+    """Stages with I and W counted their backwards twice: frozen ones seemed to be on fast devices.
+
+    Their work was taken to be that of the others in part, and devices 0 and 3 to be slow.
+    """
+    plan = zb_h1(DEVICES, 16).with_frozen([1, 2])
+    alone = costs_with_frozen(Costs(MS, 2 * MS, input_ns=MS, weight_ns=MS), DEVICES, [1, 2])
+    timeline = simulate(plan, alone)
+    costs = mean_costs(timeline, Timeline([]), DEVICES)
+    assert of_stages(costs, plan) == pytest.approx([3 * MS, 2 * MS, 2 * MS, 3 * MS])
+    # The layers alone are measured with their whole backwards.
+    layer_ns = [ns / 4 for ns in (3 * MS, 2 * MS, 2 * MS, 3 * MS) for _ in range(4)]
+    seen = replace(
+        step([MS] * DEVICES, layer_ns=layer_ns), plan=plan, costs=costs, timeline=timeline
+    )
+    assert device_speeds(seen) == [1.0] * DEVICES
+    causes = causes_of(seen)
+    assert causes.work_ns == pytest.approx(16 * (3 + 2 + 2 + 3) * MS / 4)
+    worth = {cause.name: cause.worth_ns for cause in causes.found}
+    assert worth["slow device"] == worth["imbalance of stages"] == pytest.approx(0, abs=1)
 
 
 def test_an_action_is_told_to_take_no_less_than_a_part_of_it() -> None:
