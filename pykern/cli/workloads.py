@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -165,25 +165,40 @@ def _seeded(make: MakeWorkload) -> MakeWorkload:
 
 
 def _checked(source: str, returned: Any) -> Workload:
+    from torch import Tensor, nn
+    from torch.export import ExportedProgram
+
+    from ..runtime.microbatch import batch_size
+
     if not isinstance(returned, tuple) or len(returned) not in (3, 4):
         raise ValueError(
             f"{source} must return (model, inputs, target) or (model, inputs, target, loss_fn), "
             f"got {type(returned).__name__}"
         )
-    if len(returned) == 4:
-        if not callable(returned[3]):
-            raise ValueError(
-                f"{source} must return a function as loss_fn, got {type(returned[3]).__name__}. "
-                "Return for example torch.nn.functional.mse_loss"
-            )
-        return Workload(*returned)
-    model, inputs, target = returned
-    if target is None:
+    model, inputs, target, loss_fn = (*returned, _usual_loss)[:4]
+    layers = model if isinstance(model, Sequence) else [model]
+    if not all(isinstance(layer, nn.Module | ExportedProgram) for layer in layers):
+        raise ValueError(
+            f"{source} must return a model as for Pipeline first, got {type(model).__name__}. "
+            "Return (model, inputs, target)"
+        )
+    if not callable(loss_fn):
+        raise ValueError(
+            f"{source} must return a function as loss_fn, got {type(loss_fn).__name__}. "
+            "Return for example torch.nn.functional.mse_loss"
+        )
+    if loss_fn is _usual_loss and target is None:
         raise ValueError(
             f"{source} must return a target or a loss_fn, got neither. A loss_fn takes the output "
             "alone where there is no target"
         )
-    return Workload(model, inputs, target, _usual_loss)
+    if loss_fn is _usual_loss and not isinstance(target, Tensor):
+        raise ValueError(
+            f"{source} must return a tensor as target or a loss_fn, got a target of type "
+            f"{type(target).__name__}. Return a loss_fn that takes it"
+        )
+    batch_size({"inputs": inputs, "target": target})
+    return Workload(model, inputs, target, loss_fn)
 
 
 def _usual_loss(output: Any, target: Any) -> Any:

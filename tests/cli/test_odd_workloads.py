@@ -18,6 +18,15 @@ def number():
 def empty():
     return nn.Linear(2, 2), torch.randn(0, 2), torch.randn(0, 2), nn.functional.mse_loss
 
+def rows():
+    return nn.Linear(2, 2), torch.randn(4, 2), torch.randn(3, 2)
+
+def name():
+    return "linear", torch.randn(4, 2), torch.randn(4, 2)
+
+def classes():
+    return nn.Linear(2, 2), torch.randn(4, 2), [0, 1, 0, 1]
+
 def word():
     return nn.Linear(2, 2), torch.randn(4, 2), torch.randn(4, 2), "mse"
 """
@@ -30,6 +39,9 @@ def word():
         ("odd_workloads:number", "the batch must hold a tensor with a dimension 0"),
         ("odd_workloads:empty", "the batch must have at least 1 row, got 0"),
         ("odd_workloads:word", "must return a function as loss_fn, got str"),
+        ("odd_workloads:rows", "target must have as many rows in dimension 0 as the tensors"),
+        ("odd_workloads:name", "must return a model as for Pipeline first, got str"),
+        ("odd_workloads:classes", "tensor as target or a loss_fn, got a target of type list"),
         (
             "odd_workloads.py:word",
             "got 'odd_workloads.py:word': there is no module odd_workloads.py. Leave out .py",
