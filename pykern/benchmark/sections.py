@@ -13,7 +13,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
-from typing import Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +50,7 @@ _PEERS = (("torchgpipe", "torchgpipe", "GPipe"), ("fairscale", "fairscale.nn", "
 
 def memory(_: str, __: int) -> Iterator[Figure]:
     """Copies in the host's memory on one thread."""
-    yield Figure("host copy of 256 MiB", "ms", _as_ms(copies_ns(_COPIED_BYTES, _STEPS)))
+    yield _in_ms("host copy of 256 MiB", copies_ns(_COPIED_BYTES, _STEPS))
 
 
 def dispatch(devices: str, num_devices: int) -> Iterator[Figure]:
@@ -64,11 +64,8 @@ def dispatch(devices: str, num_devices: int) -> Iterator[Figure]:
         times = _steps(pipe, x, y)
     # Each cell has an F and a B; times are in nanoseconds.
     per_action = 1e3 * 2 * num_devices * num_microbatches
-    yield Figure(
-        f"a tiny action, {_on(devices, num_devices)}",
-        "us",
-        tuple(one / per_action for one in times),
-    )
+    name = f"a tiny action, {_on(devices, num_devices)}"
+    yield Figure(name, "us", tuple(one / per_action for one in times))
 
 
 def by_schedule(devices: str, num_devices: int) -> Iterator[Figure]:
@@ -83,24 +80,13 @@ def by_schedule(devices: str, num_devices: int) -> Iterator[Figure]:
                 pipe.step(x, target=y)
             predicted = pipe.prediction().makespan_ns / 1e6
         title = f"a GPT's step, {name}, {_on(devices, num_devices)}"
-        yield Figure(title, "ms", _as_ms(times), predicted)
+        yield _in_ms(title, times, predicted)
 
 
 def recompute(devices: str, num_devices: int) -> Iterator[Figure]:
     """The same GPT under GPipe, where all stages of any number have an R."""
-    num_microbatches = 2 * num_devices
-    model, x, y = _gpt(devices, num_devices, num_microbatches)
-    with Pipeline(
-        model,
-        devices=devices,
-        schedule="gpipe",
-        microbatches=num_microbatches,
-        loss_fn=next_token_loss,
-        recompute="stage",
-    ) as pipe:
-        times = _steps(pipe, x, y)
-    title = f"a GPT's step, gpipe, recomputed, {_on(devices, num_devices)}"
-    yield Figure(title, "ms", _as_ms(times))
+    times = _gpt_steps(devices, num_devices, schedule="gpipe", recompute="stage")
+    yield _in_ms(f"a GPT's step, gpipe, recomputed, {_on(devices, num_devices)}", times)
 
 
 def links(devices: str, num_devices: int) -> Iterator[Figure]:
@@ -114,7 +100,7 @@ def links(devices: str, num_devices: int) -> Iterator[Figure]:
             continue
         source, into = (_bytes_on(device) for device in (of_sender, of_receiver))
         times = _timed(partial(_copy, into, source))
-        yield Figure(f"copy of 256 MiB, {sender} to {receiver}", "ms", _as_ms(times))
+        yield _in_ms(f"copy of 256 MiB, {sender} to {receiver}", times)
 
 
 def fused(devices: str, num_devices: int) -> Iterator[Figure]:
@@ -136,23 +122,17 @@ def fused(devices: str, num_devices: int) -> Iterator[Figure]:
     for name, (ours, plain, tensors) in ways.items():
         for who, function in (("pykern", ours), ("plain torch", plain)):
             times = _timed(partial(_both_ways, function, tensors))
-            yield Figure(f"{name}, forward and backward, {who}", "ms", _as_ms(times))
+            yield _in_ms(f"{name}, forward and backward, {who}", times)
 
 
 def capture(devices: str, num_devices: int) -> Iterator[Figure]:
     """The GPT's step replayed from CUDA graphs. Workers have none."""
     if parse_devices(devices)[0].device.type != "cuda":
         return
-    plan = by_name["one_f_one_b"](num_devices, 2 * num_devices)
-    ways: dict[str, bool | Literal["step"]] = {"a graph per action": True, "one graph": "step"}
-    for of_graphs, way in ways.items():
-        model, x, y = _gpt(devices, num_devices, plan.num_microbatches)
-        with Pipeline(
-            model, devices=devices, schedule=plan, loss_fn=next_token_loss, capture=way
-        ) as pipe:
-            times = _steps(pipe, x, y)
+    for of_graphs, way in (("a graph per action", True), ("one graph", "step")):
+        times = _gpt_steps(devices, num_devices, schedule="one_f_one_b", capture=way)
         title = f"a GPT's step, one_f_one_b, {of_graphs}, {_on(devices, num_devices)}"
-        yield Figure(title, "ms", _as_ms(times))
+        yield _in_ms(title, times)
 
 
 def inference(devices: str, num_devices: int) -> Iterator[Figure]:
@@ -160,8 +140,7 @@ def inference(devices: str, num_devices: int) -> Iterator[Figure]:
     model, x, _ = _gpt(devices, num_devices, 1)
     with Pipeline(model, devices=devices, microbatches=1) as pipe, torch.no_grad():
         times = _timed(partial(_stream, pipe, [x] * (4 * num_devices)))
-    title = f"a GPT's stream of batches, {_on(devices, num_devices)}"
-    yield Figure(title, "ms", _as_ms(times))
+    yield _in_ms(f"a GPT's stream of batches, {_on(devices, num_devices)}", times)
 
 
 def peers(devices: str, num_devices: int) -> Iterator[Figure]:
@@ -183,15 +162,14 @@ def peers(devices: str, num_devices: int) -> Iterator[Figure]:
                 checkpoint="never",
             )
         times = _timed(partial(_step, pipe, x.to(homes[0]), y.to(homes[-1])))
-        yield Figure(f"a GPT's step, {package}, {_on(devices, num_devices)}", "ms", _as_ms(times))
+        yield _in_ms(f"a GPT's step, {package}, {_on(devices, num_devices)}", times)
 
 
 def torch_pipelining(devices: str, num_devices: int) -> Iterator[Figure]:
     """The GPT's step by the schedules of torch.distributed.pipelining, in processes."""
     task = _task(devices, num_devices, 2 * num_devices)
     for schedule, times in torch_steps(task, devices, _WARMUPS, _STEPS):
-        title = f"a GPT's step, torch's {schedule}, {_on(devices, num_devices)}"
-        yield Figure(title, "ms", _as_ms(times))
+        yield _in_ms(f"a GPT's step, torch's {schedule}, {_on(devices, num_devices)}", times)
 
 
 SECTIONS: Mapping[str, Section] = {
@@ -224,6 +202,14 @@ def _gpt(
     """A GPT with two blocks for each device, and a batch for it."""
     task = _task(devices, num_devices, num_microbatches)
     return task.model(), *task.batch()
+
+
+def _gpt_steps(devices: str, num_devices: int, **more: Any) -> list[int]:
+    """The times of the GPT's steps, in twice as many microbatches as devices."""
+    model, x, y = _gpt(devices, num_devices, 2 * num_devices)
+    arguments = {"microbatches": 2 * num_devices, "loss_fn": next_token_loss, **more}
+    with Pipeline(model, devices=devices, **arguments) as pipe:
+        return _steps(pipe, x, y)
 
 
 def _steps(pipe: Pipeline, x: Tensor, y: Tensor) -> list[int]:
@@ -287,5 +273,5 @@ def _wait_for(output: Tensor) -> None:
     output.flatten()[-1].item()
 
 
-def _as_ms(times_ns: Sequence[float]) -> tuple[float, ...]:
-    return tuple(one / 1e6 for one in times_ns)
+def _in_ms(name: str, times_ns: Sequence[float], predicted: float | None = None) -> Figure:
+    return Figure(name, "ms", tuple(one / 1e6 for one in times_ns), predicted)

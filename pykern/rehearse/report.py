@@ -120,12 +120,17 @@ class Rehearsal(WithTimelines):
         super().save_trace(path)
 
     def _require_times(self, name: str) -> None:
-        reasons = (one.prediction for one in self.pipelines if isinstance(one.prediction, str))
         if not self.timelines():
             raise ValueError(
                 f"{name} must be of a step whose times are predicted, got none, since "
-                f"{next(reasons)}. Leave it out"
+                f"{self._reasons[0]}. Leave it out"
             )
+
+    @property
+    def _reasons(self) -> list[str]:
+        """The reasons for which times are not predicted, each once."""
+        found = (one.prediction for one in self.pipelines)
+        return list(dict.fromkeys(why for why in found if isinstance(why, str)))
 
     def summary(self) -> str:
         """The verdict, and what it rests on."""
@@ -141,13 +146,10 @@ class Rehearsal(WithTimelines):
         told = []
         if any(one.fit.found is not None for one in self.pipelines):
             told.append("bytes, by shapes")
-        if any(not isinstance(one.prediction, str) for one in self.pipelines):
+        if self.timelines():
             told.append(f"times, by the rates of {self.box.name} ({self.box.basis})")
-        reasons = (one.prediction for one in self.pipelines if isinstance(one.prediction, str))
         basis = f"Predicted: {'; '.join(told) or 'nothing'}."
-        return " ".join(
-            [basis, *(f"Without times, since {why}." for why in dict.fromkeys(reasons))]
-        )
+        return " ".join([basis, *(f"Without times, since {why}." for why in self._reasons)])
 
     def _verdicts(self) -> Iterator[str]:
         for one in self.pipelines:

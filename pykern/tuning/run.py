@@ -24,7 +24,6 @@ from .cache import measured_once
 from .choice import Choice
 from .measurements import Measurements
 from .progress import Tell, told
-from .proposal import Proposal
 from .search import ProposalSearch
 from .trial import run_in_turn
 from .weigh import weighed_finalists
@@ -134,6 +133,7 @@ def searched(asked: Asked, measured: Measurements, tell: Tell) -> ProposalSearch
 def _tried(asked: Asked, measured: Measurements, search: ProposalSearch) -> Choice:
     """The choice after the best proposals have run."""
     finalists = ran = search.finalists(TRIED)
+    interrupted = None
     try:
         with told("weighing the best") as tell:
             finalists = ran = weighed_finalists(asked, search, TRIED, tell)
@@ -141,19 +141,12 @@ def _tried(asked: Asked, measured: Measurements, search: ProposalSearch) -> Choi
             for now in run_in_turn(asked, finalists, tell):
                 ran = now
     except KeyboardInterrupt as interrupt:
-        raise TuneInterrupted(_choice(asked, measured, search, finalists, ran)) from interrupt
-    return _choice(asked, measured, search, finalists, ran)
-
-
-def _choice(
-    asked: Asked,
-    measured: Measurements,
-    search: ProposalSearch,
-    finalists: Sequence[Proposal],
-    ran: Sequence[Proposal],
-) -> Choice:
+        interrupted = interrupt
     rest = [one for one in search.best if one not in finalists]
-    return Choice(asked, measured, (*ran, *rest), search.num_simulated)
+    choice = Choice(asked, measured, (*ran, *rest), search.num_simulated)
+    if interrupted is not None:
+        raise TuneInterrupted(choice) from interrupted
+    return choice
 
 
 @contextmanager
