@@ -39,6 +39,20 @@ def test_every_device_has_a_group_of_its_own() -> None:
     assert of_each == [(3, [2, 22, 42]), (3, [4, 24, 44])] * 2
 
 
+def of_processes_that_torch_has_bound_to_a_gpu(rank: int) -> Any:
+    world: Any = dist.group.WORLD
+    # As `init_process_group` does for a `device_id`.
+    world.bound_device_id = torch.device("cuda", rank)
+    groups: list[Any] = [*lane_groups(world, 2), control_group(world)]
+    return [group.bound_device_id for group in groups], world.bound_device_id
+
+
+def test_groups_are_for_all_gpus_of_a_process_that_torch_has_bound_to_one() -> None:
+    """NCCL refuses tensors of another GPU than the one that its group is bound to."""
+    of_each = peers.run(2, of_processes_that_torch_has_bound_to_a_gpu)
+    assert of_each == [([None] * 3, torch.device("cuda", rank)) for rank in range(2)]
+
+
 def test_what_is_no_group_is_refused() -> None:
     with pytest.raises(TypeError, match=r"process_group must be a process group .* got a str"):
         group_of("world", "process_group")

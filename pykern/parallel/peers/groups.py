@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+from ...attributes import replaced
 from .errors import PeerError
 
 # The types that `group_of` takes: a process group, or a mesh of one dimension, which has a group.
@@ -60,12 +61,15 @@ def control_group(group: ProcessGroup) -> ProcessGroup:
 
 
 def _like(group: ProcessGroup, backend: str | None = None) -> ProcessGroup:
-    found: Any = dist.new_group(
-        dist.get_process_group_ranks(group),
-        timeout=timeout_of(group),
-        backend=backend or _backend_of(group),
-        use_local_synchronization=True,
-    )
+    # With a `device_id`, `init_process_group` binds the default group to one GPU, and new groups to
+    # the same. NCCL then refuses tensors of other GPUs, and makes new groups with all processes.
+    with replaced(dist.group.WORLD, "bound_device_id", None):
+        found: Any = dist.new_group(
+            dist.get_process_group_ranks(group),
+            timeout=timeout_of(group),
+            backend=backend or _backend_of(group),
+            use_local_synchronization=True,
+        )
     return cast(ProcessGroup, found)
 
 
