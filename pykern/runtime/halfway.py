@@ -28,6 +28,7 @@ class _OfStage:
         keywords, outputs, leaves: as in the stage, by microbatch.
         opened: of the stage's parcels.
         cells: by microbatch, the state that R needs.
+        moved: of the stage's parcels, until the backwards end.
     """
 
     layers: Sequence[nn.Module]
@@ -38,6 +39,7 @@ class _OfStage:
     leaves: list[Sequence[Tensor]]
     opened: dict[int, list[tuple[int, int]]]
     cells: dict[int, KeptMicrobatch]
+    moved: Sequence[Sequence[Tensor]]
 
     def let_go(self) -> None:
         """Drops these references; the stage frees the objects microbatch by microbatch."""
@@ -67,6 +69,7 @@ class Halfway:
                 stage.leaves,
                 dict(stage.parcels.opened),
                 stage.recomputed.leave(),
+                list(stage.parcels.moved),
             )
             for stage in stages
         ]

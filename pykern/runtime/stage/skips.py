@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...tensors.trees import all_tensors
 from ...trace.cut_tape import Environment, Farther, Values
 from ...trace.routes import BATCH
 from ..microbatch import to_device
@@ -46,6 +47,7 @@ class Parcels:
         opened: by microbatch, the senders that wait for gradients of the last leaves, each with the
             number of its leaves.
         answers: by microbatch, the gradients from farther stages, in the order of `ends_of`.
+        moved: on GPUs, the tensors of the batch that the stage has been given.
     """
 
     def __init__(self, stage: int, device: torch.device) -> None:
@@ -55,9 +57,11 @@ class Parcels:
         self.come: dict[int, list[Parcel]] = {}
         self.opened: dict[int, list[tuple[int, int]]] = {}
         self.answers: dict[int, Sequence[Tensor | None]] = {}
+        self.moved: list[Sequence[Tensor]] = []
 
     def clear(self) -> None:
         """Releases all parcels."""
+        self.moved.clear()
         self.come.clear()
         self.opened.clear()
         self.answers.clear()
@@ -69,8 +73,20 @@ class Parcels:
         """
         for reader, numbers in farther:
             there = self.of_stages[reader]
-            mine = to_device({number: values[number] for number in numbers}, there._device)
+            mine = there.move({number: values[number] for number in numbers})
             there.come[microbatch] = [(BATCH, mine, ())]
+
+    def move(self, tree: Any) -> Any:
+        """A part of the batch on the stage's device, where copies stay until the step ends.
+
+        Their memory is of the caller's streams, which wait for the stage's work at the end of the
+        step. Before that, another thread with these streams would get the memory of a copy that a
+        kernel has yet to read.
+        """
+        there = to_device(tree, self._device)
+        if self._device.type != "cpu":
+            self.moved.append(all_tensors(there))
+        return there
 
     def send(
         self, microbatch: int, values: Values, farther: Farther, there: There | None

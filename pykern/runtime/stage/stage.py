@@ -255,7 +255,7 @@ class Stage:
             arguments = (Environment(env.cut_tape, values),)
         # A batch may be on the host or on another GPU.
         if arguments is not None and self.device.type != "cpu":
-            arguments = to_device(arguments, self.device)
+            arguments = self.parcels.move(arguments)
         self.arguments[microbatch] = arguments
 
     def forward(self, microbatch: int) -> None:
