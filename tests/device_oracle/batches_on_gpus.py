@@ -106,7 +106,7 @@ def test_other_threads_get_no_memory_of_the_batch_within_a_step(
         model, microbatches=4, loss_fn=torch.sum, sample=tuple(sample), **options
     ) as pipe:
         pipe.step(*batch)
-        model.layers[3].bias.register_hook(load_aside)
+        model.get_parameter("layers.3.bias").register_hook(load_aside)
         pipe.step(*batch)
 
 

@@ -290,7 +290,7 @@ def test_a_sample_may_have_several_arguments() -> None:
             assert sum(pipe.partition.costs) > 0
     with make(microbatches=1, recompute=pykern.Budget(1e9, (x, x), x)) as pipe:
         pipe.step(x, x, target=x)
-    step = {"devices": 2, "microbatches": 1, "loss_fn": F.mse_loss, "target": x}
+    step: Any = {"devices": 2, "microbatches": 1, "loss_fn": F.mse_loss, "target": x}
     found = pykern.estimate(layers, sample=(x, x), **step)
     alone = pykern.estimate([nn.Linear(4, 4), *layers[1:]], sample=x, **step)
     assert found.devices[1] == alone.devices[1]

@@ -326,14 +326,14 @@ def test_a_tensor_that_occurs_twice_stays_one(
 def test_a_batch_keeps_its_values(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     """The step holds the batch, and would hold to its end what later stages left in it."""
     given: list[tuple[Environment, dict[int, Any]]] = []
-    enter = Traced.enter
+    enter = Traced.environments
 
     def noted(self: Traced, calls: Any) -> list[Environment]:
         entered = enter(self, calls)
         given.extend((env, env.values.copy()) for env in entered)
         return entered
 
-    monkeypatch.setattr(Traced, "enter", noted)
+    monkeypatch.setattr(Traced, "environments", noted)
     case = MODELS[model](8)
     with pipeline(case, schedules.one_f_one_b(2, 4), "cpu:2") as pipe:
         for _ in range(3):
