@@ -12,7 +12,7 @@ LEFT = {
     "a graph": ("(weight * x).sum()", None),
     "what frees a tensor": ("Leaves(lambda: torch.ones(3).add_(1).view(-1))", None),
     "what leaves more": ("Leaves(lambda: more(x))", None),
-    "what is in a context": ("Leaves(lambda: variable.set(x.view(-1)))", None),
+    "what is in a context": ("Leaves(lambda: in_a_context(x))", None),
     "what starts a thread": ("Leaves(lambda: in_a_thread(lambda: x.view(-1)))", None),
     "what raises": ("Leaves(lambda: 1 / 0)", "ZeroDivisionError"),
     "what runs the pipeline": ("Leaves(lambda: pipe(x))", "RuntimeError"),
@@ -25,7 +25,6 @@ LEFT = {
 PROGRAM = """
 import collections, contextvars, json
 weight = torch.ones(2, requires_grad=True)
-variable = contextvars.ContextVar("variable")
 told = collections.defaultdict(set)
 interrupted = False
 
@@ -38,6 +37,10 @@ class Leaves:
 
 def more(x, locals=[threading.local()]):
     locals[0].more = Leaves(lambda: x + 1)
+
+# No variable that a first step would watch: it is set when the watch lets go of what it held.
+def in_a_context(x, variable=contextvars.ContextVar("variable")):
+    variable.set(x.view(-1))
 
 def in_a_thread(call):
     thread = threading.Thread(target=call)
