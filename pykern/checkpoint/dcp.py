@@ -47,6 +47,11 @@ def to_dcp(
         CheckpointError: something is of a kind that cannot be saved, or sharded over processes.
     """
     require_kinds(model, optimizer)
+    if hasattr(optimizer, "saving"):
+        raise CheckpointError(
+            f"optimizer must have its state in each process, got a {type(optimizer).__name__}, "
+            "which shares it out. Use pykern.checkpoint.save, in every process"
+        )
     if any(map(is_dtensor, model.parameters())):
         raise CheckpointError(
             "model must be whole in each process, got one sharded over processes. Save its "

@@ -35,7 +35,7 @@ def clip_grad_norm_(
         parameters: parameters whose `.grad`, dense and of any shape, is clipped; a `.grad` of None
             is skipped. A DTensor counts as a whole; its processes call this function together.
         max_norm: the largest norm afterwards, up to rounding.
-        norm_type: p of the p-norm; may be `inf`.
+        norm_type: p of the p-norm; may be `inf`, also as a string, as for torch's function.
         error_if_nonfinite: whether a norm that is infinite or NaN is an error.
 
     Returns:
@@ -70,7 +70,7 @@ def clip_by(
     error_if_nonfinite: bool,
 ) -> Tensor:
     """Clips this process's gradients as `clip_grad_norm_` does, by the norms of all gradients."""
-    total: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), norm_type)
+    total: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), float(norm_type))
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(
             f"the norm of order {norm_type} of the gradients must be finite to clip by it, got "
@@ -100,5 +100,5 @@ def norm_of(gradient: Tensor, norm_type: float) -> Tensor:
             f"{tuple(gradient.shape)}. Make the layer with sparse=False"
         )
     dtype = torch.promote_types(gradient.dtype, torch.float32)
-    norm: Tensor = torch.linalg.vector_norm(gradient, norm_type, dtype=dtype)
+    norm: Tensor = torch.linalg.vector_norm(gradient, float(norm_type), dtype=dtype)
     return whole(norm)

@@ -20,6 +20,7 @@ from .inner import (
     copy_settings,
     groups_of,
     loss_of,
+    refuse_foreign,
     require_one_by_one,
     show_state,
     take_settings,
@@ -73,7 +74,7 @@ class HostOptimizer(Optimizer):
         params: Iterable[Any] | None = None,
         **defaults: Any,
     ) -> None:
-        require_one_by_one(optimizer_class, "The host steps parameters by stages")
+        require_one_by_one(pipe, optimizer_class, "The host steps parameters by stages")
         self._part_of, self._parts = _parts(pipe)
         self._mirrors: dict[Tensor, Mirror] = {}
         groups = groups_of(pipe, params)
@@ -87,12 +88,8 @@ class HostOptimizer(Optimizer):
 
     def _mirrored(self, group: dict[str, Any]) -> dict[str, Any]:
         """The same group, with the host's copies in place of the parameters."""
+        refuse_foreign(group["params"], self._part_of)
         for parameter in group["params"]:
-            if parameter not in self._part_of:
-                raise ValueError(
-                    f"parameters must be the pipeline's, got one of shape {tuple(parameter.shape)} "
-                    "that is not"
-                )
             if is_dtensor(parameter):
                 raise ValueError(
                     "parameters must be whole tensors to be stepped on the host, got a DTensor of "

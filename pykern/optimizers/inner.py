@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +10,32 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..checkpoint.optimizer_state import settings_of
+from ..pipeline.asynchronous import AsyncPipeline
 from ..pipeline.pipeline import Pipeline
 
 Group = dict[str, Any]
 
 
-def require_one_by_one(optimizer_class: object, why: str) -> None:
-    """Raises TypeError, which ends with the reason, for an optimizer that looks at all at once."""
+def require_one_by_one(pipe: object, optimizer_class: object, why: str) -> None:
+    """Raises TypeError for arguments of other kinds, and optimizers that look at all at once.
+
+    The last one's message ends with the reason `why`.
+    """
+    if not isinstance(pipe, Pipeline):
+        raise TypeError(
+            f"pipe must be a Pipeline, got a {type(pipe).__name__}. Give the pipeline that the "
+            "model runs in"
+        )
+    if isinstance(pipe, AsyncPipeline):
+        raise TypeError(
+            "pipe must be a Pipeline without an optimizer, got an AsyncPipeline. It updates by the "
+            "optimizer that it was made with"
+        )
+    if not callable(optimizer_class):
+        raise TypeError(
+            "optimizer_class must be a class of optimizers, got an object of "
+            f"{type(optimizer_class).__name__}. Give the class itself, and its arguments behind it"
+        )
     if optimizer_class is torch.optim.LBFGS:
         raise TypeError(
             "optimizer_class must step parameters one by one, got LBFGS, which looks at all at "
@@ -37,6 +56,16 @@ def with_settings(groups: Iterable[Group], inner: Iterable[Group]) -> list[Group
     pairs = zip(groups, inner, strict=True)
     named = ("params", "param_names")
     return [settings_of(of) | {k: group[k] for k in named if k in group} for group, of in pairs]
+
+
+def refuse_foreign(parameters: Iterable[Tensor], known: Collection[Tensor]) -> None:
+    """Raises ValueError for a parameter that is not among those of the pipeline."""
+    for parameter in parameters:
+        if parameter not in known:
+            raise ValueError(
+                f"parameters must be the pipeline's, got one of shape {tuple(parameter.shape)} "
+                "that is not"
+            )
 
 
 def copy_settings(given: Iterable[Group], to: Iterable[Group]) -> None:

@@ -25,6 +25,7 @@ from .inner import (
     copy_settings,
     groups_of,
     loss_of,
+    refuse_foreign,
     show_state,
     take_settings,
     take_state,
@@ -57,7 +58,7 @@ class ZeroOptimizer(Optimizer):
         TypeError: the optimizer looks at all parameters at once, or at whole parameters, which
             shards are not; or parameters are of several types, which torch's optimizer refuses.
         ValueError: the pipeline has no `process_group`; stages 2 and 3, with the reason; a
-            parameter is not contiguous, which it has to be to be sent.
+            parameter is not the pipeline's, or not contiguous, which it has to be to be sent.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ZeroOptimizer(Optimizer):
         stage: int = 1,
         **defaults: Any,
     ) -> None:
-        self._data = data_of(pipe, stage)
+        self._data = data_of(pipe, optimizer_class, stage)
         groups = groups_of(pipe, params)
         self._rank = self._data.group.rank()
         # The tensor stepped for each parameter: for a DTensor, the part that this process has.
@@ -87,6 +88,7 @@ class ZeroOptimizer(Optimizer):
 
     def _locally(self, group: dict[str, Any]) -> dict[str, Any]:
         """The same group, with the stepped tensors in place of the parameters."""
+        refuse_foreign(group["params"], set(self._data.model.parameters()))
         for parameter in group["params"]:
             self._local_of[parameter] = stepped_part(parameter)
         return group | {"params": [self._local_of[each] for each in group["params"]]}

@@ -24,12 +24,19 @@ _REASONS = {
 _OF_WHOLE = (torch.optim.Adafactor, torch.optim.Muon)
 
 
-def data_of(pipe: Pipeline, stage: int) -> DataParallel:
+def data_of(pipe: Pipeline, optimizer_class: object, stage: int) -> DataParallel:
     """The part of a pipeline that talks to its peers.
 
     Raises:
+        TypeError: the optimizer is not a class, or looks at all parameters at once.
         ValueError: the stage is not 1, or the pipeline has no `process_group`.
     """
+    require_one_by_one(pipe, optimizer_class, "Processes step parameters separately")
+    if not isinstance(optimizer_class, type):
+        raise TypeError(
+            "optimizer_class must be a class, as torch's ZeroRedundancyOptimizer needs, got a "
+            f"{type(optimizer_class).__name__}. Give its arguments as keywords"
+        )
     if stage != 1:
         reason = _REASONS.get(stage, "ZeRO has stages 1, 2 and 3")
         raise ValueError(f"stage must be 1, got {stage!r}: {reason}")
@@ -56,7 +63,6 @@ def require_steppable(
         ValueError: a parameter is not contiguous.
     """
     parameters = list(stepped.values())
-    require_one_by_one(optimizer_class, "Processes step parameters separately")
     if issubclass(optimizer_class, _OF_WHOLE) and any(map(is_dtensor, stepped)):
         raise TypeError(
             "optimizer_class must step each value of a parameter alone beside tensor_parallel, got "

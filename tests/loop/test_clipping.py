@@ -63,6 +63,14 @@ def test_the_canonical_norm_is_that_of_all_gradients(order: float) -> None:
     torch.testing.assert_close(gradients(), before * (0.05 / total), rtol=1e-4, atol=1e-8)
 
 
+def test_the_largest_gradient_is_named_as_for_torch() -> None:
+    model = mlp()
+    plain_loop_step(model, *batch())
+    name: Any = "inf"
+    norm = pykern.clip_grad_norm_(model.parameters(), 1e6, name)
+    assert norm == nn.utils.clip_grad_norm_(model.parameters(), 1e6, name)
+
+
 def test_a_norm_below_the_limit_changes_nothing() -> None:
     model, plain = twins(mlp())
     x, y = batch()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pykern import HostOptimizer
+from pykern import AsyncPipeline, HostOptimizer
 from tests.loop.loops import WIDTH, assert_same, batch, mlp, pipeline, plain_loop_step, twins
 
 
@@ -113,6 +113,21 @@ def test_what_cannot_be_stepped_is_refused() -> None:
             match=r"parameters must be the pipeline's, got one of shape \(3,\) that is not",
         ):
             HostOptimizer(pipe, torch.optim.SGD, [nn.Parameter(torch.ones(3))], lr=0.1)
+        model: Any = nn.Sequential(nn.Linear(2, 2))
+        with pytest.raises(TypeError, match="pipe must be a Pipeline, got a Sequential"):
+            HostOptimizer(model, torch.optim.SGD, lr=0.1)
+        with (
+            AsyncPipeline(
+                mlp(), devices="cpu:1", microbatches=1, optimizer=torch.optim.SGD
+            ) as running,
+            pytest.raises(TypeError, match="without an optimizer, got an AsyncPipeline"),
+        ):
+            HostOptimizer(running, torch.optim.SGD, lr=0.1)
+        made: Any = torch.optim.SGD(pipe.parameters())
+        with pytest.raises(
+            TypeError, match="optimizer_class must be a class of optimizers, got an object of SGD"
+        ):
+            HostOptimizer(pipe, made)
         ours = HostOptimizer(pipe, torch.optim.SGD, lr=0.1)
         pipe.step(torch.arange(4), target=torch.zeros(4, WIDTH))
         before = [parameter.detach().clone() for parameter in pipe.parameters()]

@@ -1,5 +1,6 @@
 """Runs whose state is shared out: saved, resumed by other numbers of processes, scaled, failing."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 import pykern
 from pykern import ZeroOptimizer, checkpoint
 from pykern.checkpoint import CheckpointError
+from pykern.checkpoint.dcp import to_dcp
 from tests import peers
 from tests.parallel.data_runs import NUM_MICROBATCHES, pipeline
 from tests.parallel.reference import Reference, batch_of, layers
@@ -305,6 +307,19 @@ def refused(rank: int) -> None:
             "at once",
         ):
             ZeroOptimizer(pipe, torch.optim.LBFGS)
+        for given, message in (
+            (torch.optim.SGD(pipe.parameters()), "a class of optimizers, got an object of SGD"),
+            (partial(torch.optim.SGD, lr=0.1), "a class, .* got a partial"),
+        ):
+            with pytest.raises(TypeError, match=f"optimizer_class must be {message}"):
+                ZeroOptimizer(pipe, given)  # type: ignore[arg-type]
+        model: Any = nn.Linear(2, 2)
+        with pytest.raises(TypeError, match="pipe must be a Pipeline, got a Linear"):
+            ZeroOptimizer(model, torch.optim.SGD, lr=0.1)
+        with pytest.raises(ValueError, match="parameters must be the pipeline's, got one of shape"):
+            ZeroOptimizer(pipe, torch.optim.SGD, model.parameters(), lr=0.1)
+        with pytest.raises(CheckpointError, match="optimizer must have its state in each process"):
+            to_dcp("never", pipe, ZeroOptimizer(pipe, torch.optim.SGD, lr=0.1))
         first = next(iter(pipe.parameters()))
         first.data = first.data.t()
         with pytest.raises(

@@ -53,12 +53,13 @@ class DataParallel(Feature):
         model: the trained model, with the user's parameter names.
 
     Attributes:
+        model: as given.
         owners: the process that owns each gradient's sum.
     """
 
     def __init__(self, given: ProcessGroup, model: nn.Module) -> None:
         self._given = given
-        self._model = model
+        self.model = model
         self._timeout = timeout_of(given)
         # Process groups made here; closing destroys them.
         self._own: list[ProcessGroup] = []
@@ -99,7 +100,7 @@ class DataParallel(Feature):
     @property
     def has_own_gradients(self) -> bool:
         """Whether there are gradients, and each process has its own."""
-        return not self._summed and any(p.grad is not None for p in self._model.parameters())
+        return not self._summed and any(p.grad is not None for p in self.model.parameters())
 
     @property
     def group(self) -> ProcessGroup:
@@ -166,7 +167,7 @@ class DataParallel(Feature):
             PeerError: a peer has failed, does something else, is gone, or has not come in time.
         """
         self.owners.require_scaler(step.scaler)
-        refuse_main_grads(self._model)
+        refuse_main_grads(self.model)
         # On a GPU the host waits for the scale no longer than it has waited in `scaler.step`.
         scale = 1.0 if step.scale is None else float(step.scale)
         message = PeerMessage(sum(step.rows), self._digest(), self._local, scale)
@@ -175,7 +176,7 @@ class DataParallel(Feature):
         refuse_others(said, message)
         self._checked = True
         if self._summed:
-            self.owners.keep_once(self._model.parameters())
+            self.owners.keep_once(self.model.parameters())
         # Parameters that stages share are the last ones that the first device's group sums.
         shared_by = None if self._local else self._groups[0]
         self._sums = sums_of(self._stages, self._stage_groups, shared_by, self.owners)
@@ -184,10 +185,10 @@ class DataParallel(Feature):
 
     def _digest(self) -> int:
         """A digest of which parameters train; in the first step, of the model's values as well."""
-        trains = bytes(parameter.requires_grad for parameter in self._model.parameters())
+        trains = bytes(parameter.requires_grad for parameter in self.model.parameters())
         digest = zlib.crc32(trains)
         if not self._checked:
-            model = self._model
+            model = self.model
             digest ^= values_digest((*model.named_parameters(), *model.named_buffers()))
         return digest
 
