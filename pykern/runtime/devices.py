@@ -94,7 +94,8 @@ def parse_devices(devices: Devices) -> list[DeviceLane]:
         return _lanes(devices)
     if not isinstance(devices, Sequence):
         raise TypeError(
-            f"devices must be a string like 'cpu:4' or a list of devices, got {devices!r}"
+            f"devices must be a string or a list of devices, got {devices!r}. Write for example "
+            "'cpu:4' for four workers, or 'cuda' for all GPUs"
         )
     given = [each if isinstance(each, Device) else Device(str(each)) for each in devices]
     names = [str(device.name) for device in given]

@@ -225,7 +225,7 @@ def hooked_model() -> nn.Sequential:
         ({"devices": "cpu:٣"}, ValueError, "unknown: use 'cpu:N'"),
         ({"devices": "tpu"}, ValueError, "unknown: use 'cpu:N'"),
         ({"devices": []}, ValueError, "devices must hold at least one, got an empty list"),
-        ({"devices": 4}, TypeError, "a string like 'cpu:4' or a list of devices, got 4"),
+        ({"devices": 4}, TypeError, "a list of devices, got 4. Write for example 'cpu:4'"),
         ({"schedule": "gpip"}, ValueError, r"one of .* 'gpipe', .*, got 'gpip'. Did"),
         ({"schedule": "gpipe", "waves": 2}, TypeError, "waves"),
         ({"schedule": schedules.gpipe(2, 2), "waves": 2}, TypeError, "left out beside a Plan, got"),
