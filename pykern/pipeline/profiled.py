@@ -16,7 +16,7 @@ from ..budget.level_costs import StageCosts, StageLevel
 from ..cgroup import usable_cores
 from ..modes import torch_threads
 from ..partition.chain import max_stages
-from ..partition.profile import layer_times_ns
+from ..partition.profile import FirstArguments, layer_times_ns
 from ..plan import Kind, Plan, require_counts
 from ..plan.costs import by_stage
 from ..profiling import Observed, Report, report_of
@@ -136,11 +136,12 @@ class _LossLayer(nn.Module):
 
 
 def _layer_ns(pipe: Steps, call: Call, target: Any) -> list[float]:
-    """The times of the layers, with the loss in the last; empty if a layer takes several inputs."""
+    """The times of the layers, with the loss in the last; empty if any takes arguments by name."""
     (args, kwargs), of_target = first_microbatch(pipe, call, target)
-    if len(args) != 1 or kwargs:
+    if kwargs:
         return []
-    first = args[0].in_one_stage() if isinstance(args[0], Environment) else args[0]
+    given = (one.in_one_stage() if isinstance(one, Environment) else one for one in args)
+    first = FirstArguments(tuple(given))
     assert pipe._loss_fn is not None
     loss = _LossLayer(pipe._loss_fn, of_target)
     with warnings.catch_warnings():

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..boxes import Box, BoxDevice, BoxHost, BoxLink, RateBySize
 from ..boxes.box import MEASURED, VERSION
+from ..columns import counted
 from .box import Topology
 from .links import MeasuredLink
 
@@ -35,7 +36,7 @@ def as_box(found: Topology) -> Box:
         ]
         links = _links(found.links)
     else:
-        name = f"{found.cores} cores"
+        name = counted(found.cores, "core")
         rate = found.copy_bytes_per_ns[max(found.copy_bytes_per_ns)]
         core = BoxDevice("CPU core", None, rate, found.flops_per_ns, None, None)
         devices = [core] * found.cores

@@ -153,6 +153,21 @@ def test_values_that_pass_stages_are_there_when_layers_are_timed() -> None:
         assert len(pipe.profile(x, target=x, steps=1).seen.layer_ns) == 3
 
 
+class Joins(nn.Linear):
+    """Takes two arguments."""
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        return super().forward(x) if y is None else super().forward(x) + y
+
+
+def test_layers_are_timed_behind_a_first_one_of_several_arguments() -> None:
+    """The profile told of stages alone, and suggested no other cut."""
+    x = torch.randn(6, 4)
+    with pipeline(Joins(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)) as pipe:
+        assert len(pipe.profile(x, 2 * x, target=x, steps=1).seen.layer_ns) == 3
+        assert not pipe.profile(x, y=x, target=x, steps=1).seen.layer_ns
+
+
 def test_the_operations_of_a_step_are_counted() -> None:
     x = torch.randn(6, 4)
     # F, and B for inputs but of the first layer and for weights: each two operations a weight.
