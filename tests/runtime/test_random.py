@@ -13,9 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import pykern
 from pykern import schedules
-from pykern.runtime.random.draws import Draws
 from pykern.runtime.random.eager import NoteOwn
-from pykern.runtime.random.seed import StepSeed, action_seed
+from pykern.runtime.random.seed import action_seed
 from tests.runtime.plans import split_backward
 
 
@@ -240,22 +239,6 @@ def test_every_step_draws_what_the_plain_model_draws_by_the_seeds(
                 expected.append(value)
             torch.manual_seed(number)
             assert torch.equal(pipe(x), torch.cat(expected))
-
-
-def test_a_stage_is_known_when_nothing_is_left_to_watch() -> None:
-    draws = Draws(0)
-    draws.begin(StepSeed(), "train")
-    assert draws.known() is None
-    draws.generators[torch.default_generator] = torch.Generator()
-    draws.watched(drew=True, num_seeds=1, only_seeds=True)
-    assert draws.known() is None
-    draws.watched(drew=True, num_seeds=1, only_seeds=False)
-    assert draws.known() is not None
-    draws.begin(StepSeed(), "train", compiled=True)
-    assert draws.known() is None
-    draws.begin(StepSeed(), "train")
-    draws.generators.clear()
-    assert draws.known() is None
 
 
 def test_a_known_stage_that_draws_no_more_takes_no_number() -> None:

@@ -26,8 +26,9 @@ class KnownState(OwnState):
     __exit__ = Interceptor.__exit__
 
     def __init__(self, draws: Draws, seed: StepSeed) -> None:
-        super().__init__(draws, seed, 0)
-        self._steps = seed
+        # Nothing is seeded yet: a stage may be composed anew while its F draws.
+        self._draws, self._steps = draws, seed
+        self._is_known = True
         self._first = draws.generators[torch.default_generator]
 
     def of(self, microbatch: int) -> OwnState:
