@@ -257,6 +257,7 @@ def test_the_engine_refuses_a_gradient_of_another_shape() -> None:
             run((output,), (torch.ones(3),), *torch_private.WHOLE)
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("base", "loads"), [("DispatchMode", False), ("TorchDispatchMode", True)])
 def test_operations_under_a_mode_do_not_load_the_compiler(base, loads):
     """With torch's own base they do: otherwise `DispatchMode` could go."""
@@ -271,7 +272,7 @@ with Mode():
     torch.ones(2) + 1
 print("torch._dynamo" in sys.modules)
 """
-    assert programs.run(program).stdout == f"{loads}\n"
+    assert programs.run(program, timeout=150).stdout == f"{loads}\n"
 
 
 def test_writes_of_a_tensor_are_counted():
