@@ -21,7 +21,7 @@ from .inner import (
     groups_of,
     loss_of,
     refuse_foreign,
-    require_one_by_one,
+    require_arguments,
     show_state,
     take_settings,
     take_state,
@@ -74,7 +74,7 @@ class HostOptimizer(Optimizer):
         params: Iterable[Any] | None = None,
         **defaults: Any,
     ) -> None:
-        require_one_by_one(pipe, optimizer_class, "The host steps parameters by stages")
+        require_arguments(pipe, optimizer_class, "The host steps parameters by stages")
         self._part_of, self._parts = _parts(pipe)
         self._mirrors: dict[Tensor, Mirror] = {}
         groups = groups_of(pipe, params)

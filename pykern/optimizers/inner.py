@@ -16,7 +16,7 @@ from ..pipeline.pipeline import Pipeline
 Group = dict[str, Any]
 
 
-def require_one_by_one(pipe: object, optimizer_class: object, why: str) -> None:
+def require_arguments(pipe: object, optimizer_class: object, why: str) -> None:
     """Raises TypeError for arguments of other kinds, and optimizers that look at all at once.
 
     The last one's message ends with the reason `why`.

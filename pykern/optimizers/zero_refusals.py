@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from ..parallel.data.data import DataParallel
 from ..pipeline.pipeline import Pipeline
 from ..tensors.dtensor import is_dtensor
-from .inner import require_one_by_one
+from .inner import require_arguments
 
 _REASONS = {
     2: "gradients add up over the microbatches of a step, so each process needs all of its own "
@@ -31,7 +31,7 @@ def data_of(pipe: Pipeline, optimizer_class: object, stage: int) -> DataParallel
         TypeError: the optimizer is not a class, or looks at all parameters at once.
         ValueError: the stage is not 1, or the pipeline has no `process_group`.
     """
-    require_one_by_one(pipe, optimizer_class, "Processes step parameters separately")
+    require_arguments(pipe, optimizer_class, "Processes step parameters separately")
     if not isinstance(optimizer_class, type):
         raise TypeError(
             "optimizer_class must be a class, as torch's ZeroRedundancyOptimizer needs, got a "

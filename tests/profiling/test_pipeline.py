@@ -245,15 +245,17 @@ def waited_s() -> float:
     return total_ns / 1e9
 
 
-def test_workers_that_sleep_on_few_cores_share_none() -> None:
+def test_workers_that_sleep_on_few_cores_share_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    # So long that other programs, which take the cores meanwhile, hardly delay what comes next.
+    monkeypatch.setitem(globals(), "SLEEP_S", 4 * SLEEP_S)
     x = torch.randn(2, 4)
     layers = [Sleeps(4, 4) for _ in range(4)]
     with pipeline(*layers, devices="cpu:4", microbatches=2) as pipe:
         before = waited_s()
         report = pipe.profile(x, target=x, steps=1)
-        # Other programs may take the cores for a while.
         waited = waited_s() - before
-    assert report.seen.core_share > 1 - waited / (8 * SLEEP_S)
+    # No wait is counted where Linux does not count them, or no other program runs.
+    assert report.seen.core_share >= 1 - waited / (8 * SLEEP_S)
     alone = causes_of(replace(report.seen, core_share=1.0))
     assert alone.found[0].name == "warm-up and cool-down"
 
